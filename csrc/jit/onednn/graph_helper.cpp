@@ -1,0 +1,356 @@
+#include "jit/onednn/graph_helper.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/jit/jit_log.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "jit/onednn/ops/op_table.h"
+#include "jit/onednn/runtime/engine.h"
+
+namespace llga {
+namespace {
+
+using dnnl::graph::logical_tensor;
+using dnnl::graph::partition;
+using torch::jit::AliasDb;
+namespace prim = torch::jit::prim;
+
+struct Candidate {
+  const OpEntry* entry;
+  size_t first_op = 0;  // its ops in LoweredGraph::ops
+  size_t ops = 0;
+};
+
+// Elementwise results that become integers may flip by one where rounding differs (the position
+// buckets of T5): what leads there through elementwise ops stays with aten.
+std::unordered_set<const Node*> feedsIntegerCast(Block* block, const Facts& facts) {
+  std::unordered_set<const Node*> marked;
+  std::vector<Node*> todo;
+  for (auto* node : block->nodes()) {
+    for (const auto* output : node->outputs()) {
+      const auto dtype = facts.tensor(output).dtype;
+      const bool integral = dtype && c10::isIntegralType(*dtype, /*includeBool=*/true);
+      if (!integral || findOp(node) == nullptr) {
+        // A cast or comparison of floats: look at where its inputs come from.
+        if (integral) {
+          for (const auto* input : node->inputs()) {
+            const auto from = facts.tensor(input).dtype;
+            if (from && c10::isFloatingType(*from)) {
+              todo.push_back(const_cast<Node*>(input->node()));
+            }
+          }
+        }
+        continue;
+      }
+      todo.push_back(node);
+    }
+  }
+  while (!todo.empty()) {
+    auto* node = todo.back();
+    todo.pop_back();
+    const auto* entry = findOp(node);
+    if (node->owningBlock() != block || entry == nullptr || entry->op_class == OpClass::compute ||
+        !marked.insert(node).second) {
+      continue;
+    }
+    for (auto* input : node->inputs()) {
+      todo.push_back(input->node());
+    }
+  }
+  return marked;
+}
+
+// Values of `block` that `node` reads: its inputs and what its nested blocks capture, lists of
+// tensors taken apart into their elements.
+void readsOf(const Node* node, const Block* block, std::vector<const Value*>& reads) {
+  auto read = [&](const Value* value) {
+    if (value->node()->kind() == prim::ListConstruct) {
+      for (const auto* item : value->node()->inputs()) {
+        reads.push_back(item);
+      }
+    } else if (value->node()->kind() != prim::Constant) {
+      reads.push_back(value);
+    }
+  };
+  for (const auto* input : node->inputs()) {
+    read(input);
+  }
+  for (const auto* nested : node->blocks()) {
+    for (const auto* inner : nested->nodes()) {
+      readsOf(inner, block, reads);
+    }
+    for (const auto* output : nested->outputs()) {
+      read(output);
+    }
+  }
+}
+
+class BlockPartitioner {
+ public:
+  BlockPartitioner(Block* block, const AliasDb& aliases) : block_(block) { lowerAll(aliases); }
+
+  std::vector<Proposal> propose() {
+    // A node whose ops are torn apart goes back to aten, which may change what the others get.
+    for (;;) {
+      if (candidates_.empty()) {
+        return {};
+      }
+      auto partitions = partition();
+      if (!dropSplitNodes(partitions)) {
+        return proposals(partitions);
+      }
+    }
+  }
+
+ private:
+  struct Part {
+    bool supported;
+    std::vector<const Node*> nodes;  // one entry per op
+  };
+
+  void lowerAll(const AliasDb& aliases) {
+    const auto integer_feeders = feedsIntegerCast(block_, facts_);
+    for (auto* node : block_->nodes()) {
+      const auto* entry = findOp(node);
+      if (entry == nullptr) {
+        continue;
+      }
+      if (aliases.hasWriters(node)) {
+        refuse(node, qualifiedName(node) + ": an in-place op writes to an input or to the result");
+        continue;
+      }
+      if (integer_feeders.count(node) != 0) {
+        refuse(node, qualifiedName(node) + ": its result decides an integer or a comparison");
+        continue;
+      }
+      assumeDtypes(node, *entry);
+      lower(node, *entry);
+    }
+  }
+
+  // Data types the executor has not profiled: a compute op works in that of its known operands, or
+  // else in float32; an elementwise op or a view in that of its known operands.
+  void assumeDtypes(const Node* node, const OpEntry& entry) {
+    if (entry.op_class == OpClass::cast) {
+      return;
+    }
+    std::optional<at::ScalarType> dtype;
+    if (entry.op_class == OpClass::compute) {
+      auto consider = [&](const Value* value) {
+        const auto known = isTensor(value) ? facts_.tensor(value).dtype : std::nullopt;
+        if (!dtype && known && c10::isFloatingType(*known)) {
+          dtype = known;
+        }
+      };
+      std::for_each(node->inputs().begin(), node->inputs().end(), consider);
+      consider(node->output(0));
+      dtype = dtype.value_or(at::kFloat);
+      if (isTensor(node->input(0))) {
+        facts_.assume(node->input(0), *dtype);
+      }
+    } else {
+      for (const auto* input : node->inputs()) {
+        const auto known = isTensor(input) ? facts_.tensor(input).dtype : std::nullopt;
+        if (!dtype && known && c10::isFloatingType(*known)) {
+          dtype = known;
+        }
+      }
+      for (const auto* input : node->inputs()) {
+        if (dtype && isTensor(input)) {
+          facts_.assume(input, *dtype);
+        }
+      }
+    }
+    if (dtype) {
+      facts_.assume(node->output(0), *dtype);
+    }
+  }
+
+  void lower(Node* node, const OpEntry& entry) {
+    try {
+      Lowering lowering(node, facts_, next_id_);
+      entry.lower(lowering);
+      LoweredGraph trial;
+      std::move(lowering).commit(trial);
+      verify(node, trial);
+      Candidate candidate{&entry, lowered_.ops.size(), trial.ops.size()};
+      for (auto& op : trial.ops) {
+        lowered_.ops.push_back(std::move(op));
+      }
+      lowered_.operands.merge(trial.operands);
+      candidates_.emplace(node, candidate);
+    } catch (const Refused& refused) {
+      refuse(node, refused.reason);
+    } catch (const dnnl::error& error) {
+      refuse(node,
+             fmt::format("{}: oneDNN refuses the op ({})", qualifiedName(node), error.what()));
+    }
+  }
+
+  // oneDNN checks an op's schema when it is added to a graph: here one at a time, so that the
+  // refusal can be laid at the node's door.
+  static void verify(const Node* node, const LoweredGraph& trial) {
+    dnnl::graph::graph scratch(dnnl::engine::kind::cpu);
+    for (const auto& emitted : trial.ops) {
+      if (scratch.add_op(emitted.build(), /*allow_exception=*/false) !=
+          dnnl::graph::status::success) {
+        throw Refused{qualifiedName(node) + ": oneDNN refuses its attributes or data types"};
+      }
+    }
+  }
+
+  logical_tensor tensorOf(const Value* value) const {
+    const auto it = lowered_.operands.find(value->unique());
+    return it != lowered_.operands.end() ? it->second.logicalTensor()
+                                         : logical_tensor(value->unique(), DataType::undef);
+  }
+
+  std::vector<Part> partition() {
+    dnnl::graph::graph graph(dnnl::engine::kind::cpu);
+    std::unordered_map<size_t, const Node*> owner;
+    size_t wildcard_id = next_id_;
+    std::unordered_set<const Value*> produced;
+
+    for (auto* node : block_->nodes()) {
+      const auto it = candidates_.find(node);
+      if (it != candidates_.end()) {
+        for (size_t i = 0; i < it->second.ops; ++i) {
+          const auto& emitted = lowered_.ops[it->second.first_op + i];
+          graph.add_op(emitted.build());
+          owner[emitted.id()] = node;
+        }
+        produced.insert(node->outputs().begin(), node->outputs().end());
+        continue;
+      }
+      if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct) {
+        continue;
+      }
+      std::vector<const Value*> reads;
+      readsOf(node, block_, reads);
+      dnnl::graph::op wildcard(wildcard_id++, OpKind::Wildcard, node->kind().toQualString());
+      std::unordered_set<const Value*> seen;
+      for (const auto* value : reads) {
+        if (produced.count(value) != 0 && seen.insert(value).second) {
+          wildcard.add_input(tensorOf(value));
+        }
+      }
+      for (const auto* output : node->outputs()) {
+        wildcard.add_output(tensorOf(output));
+        produced.insert(output);
+      }
+      graph.add_op(wildcard);
+    }
+    std::unordered_set<const Value*> returned;
+    for (const auto* output : block_->outputs()) {
+      if (produced.count(output) != 0 && returned.insert(output).second) {
+        dnnl::graph::op end(wildcard_id++, OpKind::End, "return");
+        end.add_input(tensorOf(output));
+        graph.add_op(end);
+      }
+    }
+    graph.finalize();
+
+    std::vector<Part> parts;
+    for (const auto& found : graph.get_partitions(partition::policy::fusion)) {
+      Part part{found.is_supported(), {}};
+      for (const auto id : found.get_ops()) {
+        if (const auto it = owner.find(id); it != owner.end()) {
+          part.nodes.push_back(it->second);
+        }
+      }
+      if (!part.nodes.empty()) {
+        parts.push_back(std::move(part));
+      }
+    }
+    return parts;
+  }
+
+  bool dropSplitNodes(const std::vector<Part>& parts) {
+    std::unordered_map<const Node*, std::unordered_set<size_t>> where;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      for (const auto* node : parts[i].nodes) {
+        where[node].insert(i);
+      }
+    }
+    bool dropped = false;
+    for (auto* node : block_->nodes()) {
+      const auto it = where.find(node);
+      if (it != where.end() && it->second.size() > 1) {
+        refuse(node, fmt::format("{}: its oneDNN ops end up in {} partitions", qualifiedName(node),
+                                 it->second.size()));
+        candidates_.erase(node);
+        dropped = true;
+      }
+    }
+    return dropped;
+  }
+
+  std::vector<Proposal> proposals(const std::vector<Part>& parts) {
+    std::unordered_map<const Node*, size_t> position;
+    size_t next = 0;
+    for (const auto* node : block_->nodes()) {
+      position[node] = next++;
+    }
+    std::vector<Proposal> result;
+    for (const auto& part : parts) {
+      Proposal proposal;
+      std::unordered_set<const Node*> seen;
+      for (const auto* node : part.nodes) {
+        if (!seen.insert(node).second) {
+          continue;
+        }
+        auto* member = const_cast<Node*>(node);
+        if (!part.supported) {
+          refuse(member, qualifiedName(node) + ": this oneDNN has no CPU kernel for it alone");
+          continue;
+        }
+        proposal.nodes.push_back(member);
+        switch (candidates_.at(member).entry->op_class) {
+          case OpClass::compute:
+            ++proposal.compute;
+            break;
+          case OpClass::elementwise:
+            ++proposal.elementwise;
+            break;
+          case OpClass::view:
+            ++proposal.views;
+            break;
+          case OpClass::cast:
+            ++proposal.casts;
+            break;
+        }
+      }
+      if (proposal.nodes.empty()) {
+        continue;
+      }
+      std::sort(proposal.nodes.begin(), proposal.nodes.end(),
+                [&](const Node* a, const Node* b) { return position[a] < position[b]; });
+      GRAPH_DEBUG("partition of ", proposal.nodes.size(), " nodes, last: ", *proposal.nodes.back());
+      result.push_back(std::move(proposal));
+    }
+    std::sort(result.begin(), result.end(), [&](const Proposal& a, const Proposal& b) {
+      return position[a.nodes.back()] < position[b.nodes.back()];
+    });
+    return result;
+  }
+
+  Block* block_;
+  StaticFacts facts_;
+  // Ids below are IR values' unique ids; ops and operands of our own come after.
+  size_t next_id_ = size_t{1} << 32;
+  LoweredGraph lowered_;
+  std::unordered_map<Node*, Candidate> candidates_;
+};
+
+}  // namespace
+
+std::vector<Proposal> proposeGroups(Block* block, const AliasDb& aliases) {
+  engine();  // initialised here, so that its cost is not the first call's
+  return BlockPartitioner(block, aliases).propose();
+}
+
+}  // namespace llga

@@ -1,0 +1,30 @@
+// TorchScript block -> oneDNN graph -> proposals for fusion groups.
+//
+// The bridge passes a whole block to oneDNN, unknown ops as Wildcard, and takes the partitions as
+// they are: it knows no fusion pattern, so a newer oneDNN fuses more with no change here. This
+// header names no oneDNN type; the passes see proposals only.
+#pragma once
+
+#include <torch/csrc/jit/ir/alias_analysis.h>
+
+#include <vector>
+
+#include "jit/onednn/ir.h"
+
+namespace llga {
+
+// One supported partition, as nodes of the block, in block order.
+struct Proposal {
+  std::vector<Node*> nodes;
+  // How many of the nodes are of which class in the op table.
+  int compute = 0;
+  int elementwise = 0;
+  int views = 0;
+  int casts = 0;
+};
+
+// Asks oneDNN for the partitions of `block` (not of its nested blocks). Every node that the op
+// table knows and that is in no proposal has a reason recorded (refuse() in ir.h).
+std::vector<Proposal> proposeGroups(Block* block, const torch::jit::AliasDb& aliases);
+
+}  // namespace llga

@@ -1,0 +1,159 @@
+#include "jit/onednn/interface.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <torch/csrc/jit/jit_log.h>
+#include <torch/csrc/jit/passes/pass_manager.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+#include "jit/onednn/kernel.h"
+#include "jit/onednn/passes/passes.h"
+
+namespace llga {
+
+const std::vector<PassEntry>& passes() {
+  static const std::vector<PassEntry> list = {
+      {"specialize_types", specializeTypes,
+       "first: profile nodes hide every pattern, and the passes below read the types"},
+      {"remove_mutation", removeMutation,
+       "before all rewriting: oneDNN Graph is pure, and rewriting needs pure nodes"},
+      {"normalize_ops", normalizeOps,
+       "before the op-specific passes, which know one spelling of each op"},
+      // prepare_quantized comes here: before prepare_binary, which would cast its scales.
+      {"prepare_binary", prepareBinary,
+       "after normalize_ops, whose rewrites create binary ops; removes operands' expands, which "
+       "frees sizes for defer_size_check"},
+      {"defer_size_check", deferSizeCheck,
+       "right before fusing: any later rewrite could read a size from inside a group again"},
+      {"graph_fuser", fuseGraph, "the point of it all"},
+      {"layout_propagation", propagateLayout, "needs the groups"},
+      {"guard_values", guardValues, "needs to know which values stay between groups"},
+      {"guard_shape", guardShape, "last: erases the types the passes above read"},
+  };
+  return list;
+}
+
+namespace {
+
+const PassEntry& passOf(const std::string& name) {
+  std::string known;
+  for (const auto& pass : passes()) {
+    if (name == pass.name) {
+      return pass;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(pass.name);
+  }
+  throw std::invalid_argument(fmt::format("unknown pass '{}': expected one of {}", name, known));
+}
+
+struct DisabledPasses {
+  std::mutex mutex;
+  std::set<std::string> names;
+
+  DisabledPasses() {
+    const char* list = std::getenv("LLGA_FUSER_DISABLE_PASSES");
+    std::stringstream stream(list != nullptr ? list : "");
+    for (std::string name; std::getline(stream, name, ',');) {
+      if (!name.empty()) {
+        names.insert(passOf(name).name);
+      }
+    }
+  }
+};
+
+DisabledPasses& disabledPasses() {
+  static auto* disabled = new DisabledPasses;
+  return *disabled;
+}
+
+void runTraced(const PassEntry& pass, const std::shared_ptr<Graph>& graph) {
+  GRAPH_DUMP(fmt::format("Before {}: ", pass.name), graph);
+  pass.run(graph);
+  GRAPH_DUMP(fmt::format("After {}: ", pass.name), graph);
+}
+
+}  // namespace
+
+void setPassEnabled(const std::string& name, bool enabled) {
+  const auto& pass = passOf(name);
+  auto& disabled = disabledPasses();
+  const std::lock_guard lock(disabled.mutex);
+  if (enabled) {
+    disabled.names.erase(pass.name);
+  } else {
+    disabled.names.insert(pass.name);
+  }
+}
+
+bool isPassEnabled(const std::string& name) {
+  const auto& pass = passOf(name);
+  auto& disabled = disabledPasses();
+  const std::lock_guard lock(disabled.mutex);
+  return disabled.names.count(pass.name) == 0;
+}
+
+void runPass(const std::string& name, const std::shared_ptr<Graph>& graph) {
+  runTraced(passOf(name), graph);
+}
+
+void runPipeline(std::shared_ptr<Graph>& graph) {
+  registerFusionGroup();
+  // Compiling must not fail because of us: the passes work on a copy, which replaces the graph
+  // only if all of them came through.
+  auto working = graph->copy();
+  try {
+    for (const auto& pass : passes()) {
+      if (isPassEnabled(pass.name)) {
+        runTraced(pass, working);
+      }
+    }
+    working->lint();
+  } catch (const std::exception& error) {
+    TORCH_WARN("llga_fuser: a pass failed, the graph stays unfused: ", error.what());
+    return;
+  }
+  graph = working;
+}
+
+namespace {
+
+struct Registration {
+  std::mutex mutex;
+  std::optional<torch::jit::GraphPassNameType> id;
+};
+
+Registration& registration() {
+  static auto* instance = new Registration;
+  return *instance;
+}
+
+}  // namespace
+
+bool setEnabled(bool enabled) {
+  auto& reg = registration();
+  const std::lock_guard lock(reg.mutex);
+  const bool before = reg.id.has_value();
+  if (enabled && !before) {
+    disabledPasses();  // a wrong LLGA_FUSER_DISABLE_PASSES is reported here, not while compiling
+    reg.id = torch::jit::registerPrePass([](std::shared_ptr<Graph>& graph) { runPipeline(graph); });
+  } else if (!enabled && before) {
+    torch::jit::clearPrePass(*reg.id);
+    reg.id.reset();
+  }
+  return before;
+}
+
+bool isEnabled() {
+  auto& reg = registration();
+  const std::lock_guard lock(reg.mutex);
+  return reg.id.has_value();
+}
+
+}  // namespace llga

@@ -1,0 +1,76 @@
+#include "jit/onednn/ir.h"
+
+#include <torch/csrc/jit/jit_log.h>
+
+#include <algorithm>
+
+namespace llga {
+
+Symbol fusionGroupKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::FusionGroup");
+  return kind;
+}
+
+Symbol anyLayoutAttr() {
+  static const Symbol attr = Symbol::attr("llga_any_layout");
+  return attr;
+}
+
+Symbol groupOwnedAttr() {
+  static const Symbol attr = Symbol::attr("llga_group_owned");
+  return attr;
+}
+
+Symbol mustBeFiniteAttr() {
+  static const Symbol attr = Symbol::attr("llga_must_be_finite");
+  return attr;
+}
+
+Symbol refusedAttr() {
+  static const Symbol attr = Symbol::attr("llga_refused");
+  return attr;
+}
+
+Symbol insertedAttr() {
+  static const Symbol attr = Symbol::attr("llga_inserted");
+  return attr;
+}
+
+void refuse(Node* node, const std::string& reason) { node->s_(refusedAttr(), reason); }
+
+bool isShapeArithmetic(const Node* node) {
+  using namespace torch::jit;
+  if (node->kind() == prim::NumToTensor || node->kind() == aten::Int) {
+    return true;
+  }
+  const bool scalars_only =
+      std::all_of(node->inputs().begin(), node->inputs().end(), [](const Value* v) {
+        const auto& t = v->type();
+        return t->isSubtypeOf(*c10::IntType::get()) || t->isSubtypeOf(*c10::ListType::ofInts()) ||
+               t->isSubtypeOf(*c10::NoneType::get()) ||
+               // A traced size travels as a 0-dim tensor between NumToTensor and aten::Int.
+               v->node()->kind() == prim::NumToTensor;
+      });
+  switch (node->kind()) {
+    case aten::size:
+      return true;
+    case prim::ListConstruct:
+      return scalars_only && node->output()->type()->isSubtypeOf(*c10::ListType::ofInts());
+    case aten::add:
+    case aten::sub:
+    case aten::mul:
+    case aten::floordiv:
+    case aten::__getitem__:
+      return scalars_only && node->output()->type()->isSubtypeOf(*c10::IntType::get());
+    default:
+      return false;
+  }
+}
+
+std::string qualifiedName(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  return schema != nullptr ? c10::toString(schema->operator_name())
+                           : std::string(node->kind().toQualString());
+}
+
+}  // namespace llga

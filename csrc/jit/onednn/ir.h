@@ -1,0 +1,56 @@
+// Names and small questions of the TorchScript IR that passes, op table and operator share.
+// No oneDNN here. Everything is stateless and may be called from any thread that owns the graph.
+#pragma once
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <string>
+
+namespace llga {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Symbol;
+using torch::jit::Value;
+
+// The operator that runs one partition: variadic, pure, with the Subgraph attribute.
+Symbol fusionGroupKind();
+
+// int list on a FusionGroup, one entry per output: 1 if oneDNN may choose the memory layout.
+Symbol anyLayoutAttr();
+// int list on a FusionGroup, one entry per input: 1 if the value comes from another FusionGroup
+// whose output layout is oneDNN's choice, so that the buffer belongs to the fuser alone.
+Symbol groupOwnedAttr();
+// int list on a FusionGroup, one entry per input: 1 if the group falls back when the input holds
+// NaN or an infinity.
+Symbol mustBeFiniteAttr();
+// string on a node that stayed outside every group: why.
+Symbol refusedAttr();
+// int on a node that a pass of ours put in and that is taken out again if nothing fused it.
+Symbol insertedAttr();
+
+inline bool isFusionGroup(const Node* node) { return node->kind() == fusionGroupKind(); }
+
+// Records why `node` is not in a fusion group. The last reason wins: it is the final one.
+void refuse(Node* node, const std::string& reason);
+
+// True for a node that only computes shapes or other host values from tensors' metadata and
+// constants: aten::size, integer arithmetic, list construction of integers. Such a node costs
+// nothing inside a group, where its result is known once per signature.
+bool isShapeArithmetic(const Node* node);
+
+// True if `value` is a tensor (of any refinement).
+inline bool isTensor(const Value* value) {
+  return value->type()->isSubtypeOf(*c10::TensorType::get());
+}
+
+// True if `value` is a List[Tensor].
+inline bool isTensorList(const Value* value) {
+  return value->type()->isSubtypeOf(*c10::ListType::ofTensors());
+}
+
+// "aten::add.Tensor": the name the op table and the reports use for a node.
+std::string qualifiedName(const Node* node);
+
+}  // namespace llga

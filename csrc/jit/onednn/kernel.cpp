@@ -1,0 +1,473 @@
+#include "jit/onednn/kernel.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/irange.h>
+#include <fmt/format.h>
+#include <torch/csrc/jit/jit_log.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+#include <x86intrin.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "jit/onednn/ops/lowering.h"
+#include "jit/onednn/runtime/compile.h"
+#include "jit/onednn/runtime/finite.h"
+
+namespace llga {
+namespace {
+
+using c10::ArrayRef;
+using c10::IValue;
+using torch::jit::Stack;
+
+std::atomic<int> fpmath_mode{dnnl_fpmath_mode_strict};
+
+// Keys that a plain CPU tensor may or may not have without being another kind of tensor.
+constexpr c10::DispatchKeySet kIgnoredKeys =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+inline bool isPlainCpu(const c10::TensorImpl& impl) {
+  constexpr c10::DispatchKeySet plain(c10::DispatchKey::CPU);
+  return (impl.key_set() - kIgnoredKeys) == plain;
+}
+
+inline uint64_t mix(uint64_t hash, uint64_t value) {
+  return (hash ^ value) * 0x9E3779B97F4A7C15ULL;
+}
+
+// Sizes are what changes between calls; the rest is compared, not hashed.
+uint64_t hashOf(const Environment& environment, ArrayRef<IValue> inputs) {
+  uint64_t hash = static_cast<uint64_t>(environment.threads);
+  for (const auto& input : inputs) {
+    if (input.isTensor() && input.toTensor().defined()) {
+      for (const auto size : input.toTensor().sizes()) {
+        hash = mix(hash, static_cast<uint64_t>(size));
+      }
+    } else if (input.isInt()) {
+      hash = mix(hash, static_cast<uint64_t>(input.toInt()));
+    }
+  }
+  return hash;
+}
+
+inline bool wantsGradient(ArrayRef<IValue> inputs) {
+  return std::any_of(inputs.begin(), inputs.end(), [](const IValue& input) {
+    return input.isTensor() && input.toTensor().requires_grad();
+  });
+}
+
+// Marks a value that passes between groups only: it may hold NaN or infinities.
+struct Tainted final : c10::BackendMeta {};
+
+inline bool isTainted(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->get_backend_meta() != nullptr;
+}
+
+void markTainted(const at::Tensor& tensor) {
+  tensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Tainted>());
+}
+
+// "" if a plan can be compiled for `tensor`.
+std::string unsupported(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "undefined tensor";
+  }
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  if (!isPlainCpu(*impl)) {
+    return fmt::format("input is not a plain CPU tensor ({})", c10::toString(impl->key_set()));
+  }
+  if (!toDataType(tensor.scalar_type())) {
+    return fmt::format("input of type {}", c10::toString(tensor.scalar_type()));
+  }
+  if (tensor.numel() == 0) {
+    return "input without elements";
+  }
+  return "";
+}
+
+InputSignature signatureOf(const IValue& value) {
+  InputSignature signature;
+  if (!value.isTensor()) {
+    signature.host = value;
+    return signature;
+  }
+  const auto& tensor = value.toTensor();
+  signature.is_tensor = true;
+  signature.dtype = tensor.scalar_type();
+  signature.sizes = tensor.sizes().vec();
+  signature.strides = tensor.strides().vec();
+  return signature;
+}
+
+// Eager's own tensor for a value that lies in a layout of oneDNN's choice.
+at::Tensor asInEager(const at::Tensor& tensor, int64_t owned) {
+  if (owned == 0) {
+    return tensor;
+  }
+  if (owned == 2) {
+    return tensor.contiguous(tensor.dim() == 5 ? at::MemoryFormat::ChannelsLast3d
+                                               : at::MemoryFormat::ChannelsLast);
+  }
+  return tensor.contiguous();
+}
+
+// Runs the subgraph once with concrete inputs and notes what every value is.
+void recordRun(Graph& subgraph, Stack inputs, RecordedFacts& facts) {
+  for (const auto i : c10::irange(inputs.size())) {
+    facts.record(subgraph.inputs()[i], inputs[i]);
+  }
+  // A copy that returns all its values. Original and copy are walked in step.
+  auto copy = subgraph.copy();
+  copy->block()->removeAllOutputs();
+  std::vector<const Value*> originals;
+  auto copied = copy->nodes().begin();
+  for (auto* node : subgraph.nodes()) {
+    for (const auto i : c10::irange(node->outputs().size())) {
+      if (node->kind() != torch::jit::prim::Constant && !isTensorList(node->outputs()[i])) {
+        originals.push_back(node->outputs()[i]);
+        copy->registerOutput((*copied)->outputs()[i]);
+      }
+    }
+    ++copied;
+  }
+  const torch::jit::Code code(copy, "llga_record");
+  torch::jit::InterpreterState(code).run(inputs);
+  for (const auto i : c10::irange(originals.size())) {
+    facts.record(originals[i], inputs[i]);
+  }
+}
+
+}  // namespace
+
+int fpmathMode() { return fpmath_mode.load(std::memory_order_relaxed); }
+
+void setFpmathMode(int mode) { fpmath_mode.store(mode, std::memory_order_relaxed); }
+
+Environment Environment::current() {
+  return {at::get_num_threads(), at::autocast::is_autocast_enabled(at::kCPU),
+          at::autocast::get_autocast_dtype(at::kCPU), fpmathMode()};
+}
+
+bool InputSignature::matches(const IValue& value) const {
+  if (!is_tensor) {
+    return value.tagKind() == host.tagKind() && value == host;
+  }
+  if (!value.isTensor()) {
+    return false;
+  }
+  const auto* impl = value.toTensor().unsafeGetTensorImpl();
+  if (impl->dtype() != c10::scalarTypeToTypeMeta(dtype) || !(impl->sizes() == sizes)) {
+    return false;
+  }
+  return isPlainCpu(*impl) && impl->strides() == strides;
+}
+
+FusionKernel::FusionKernel(const Node* group)
+    : subgraph_(group->g(torch::jit::attr::Subgraph)), input_count_(group->inputs().size()) {
+  // A graph on which layout propagation did not run has neither attribute.
+  owned_.resize(input_count_, 0);
+  any_layout_.resize(group->outputs().size(), false);
+  if (group->hasAttribute(groupOwnedAttr())) {
+    owned_ = group->is(groupOwnedAttr());
+  }
+  if (group->hasAttribute(anyLayoutAttr())) {
+    const auto& any = group->is(anyLayoutAttr());
+    any_layout_.assign(any.begin(), any.end());
+  }
+  for (size_t i = 0; i < input_count_; ++i) {
+    if (owned_[i] != 0) {
+      owned_inputs_.push_back(i);
+    }
+    if (group->hasAttribute(mustBeFiniteAttr()) && group->is(mustBeFiniteAttr())[i] != 0) {
+      watched_.push_back(i);
+    }
+  }
+  PlanCache::instance().add(this);
+}
+
+FusionKernel::~FusionKernel() { PlanCache::instance().remove(this); }
+
+// ------------------------------------------------------------------------------------- hot path
+
+bool FusionKernel::matches(const Entry& entry, const Environment& environment,
+                           ArrayRef<IValue> inputs) const {
+  if (!(entry.environment == environment)) {
+    return false;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!entry.inputs[i].matches(inputs[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::shared_ptr<const Plan> FusionKernel::find(const Environment& environment,
+                                               ArrayRef<IValue> inputs) {
+  const std::shared_lock lock(mutex_);
+  auto use = [](Entry& entry) -> std::shared_ptr<const Plan> {
+    entry.last_used.store(__rdtsc(), std::memory_order_relaxed);
+    return entry.plan;  // null while it compiles and where that failed
+  };
+  const auto recent = recent_.load(std::memory_order_relaxed);
+  if (recent < entries_.size() && matches(*entries_[recent], environment, inputs)) {
+    return use(*entries_[recent]);
+  }
+  const auto hash = hashOf(environment, inputs);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i]->hash == hash && matches(*entries_[i], environment, inputs)) {
+      recent_.store(i, std::memory_order_relaxed);
+      return use(*entries_[i]);
+    }
+  }
+  return nullptr;
+}
+
+bool FusionKernel::holdsNonFinite(ArrayRef<IValue> inputs) const {
+  for (const auto i : owned_inputs_) {
+    if (isTainted(inputs[i].toTensor())) {
+      return true;
+    }
+  }
+  for (const auto i : watched_) {
+    if (!allFinite(inputs[i].toTensor())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void FusionKernel::run(Stack& stack) {
+  const auto inputs = torch::jit::last(stack, input_count_);
+  if (!c10::GradMode::is_enabled() || !wantsGradient(inputs)) {
+    const auto plan = find(Environment::current(), inputs);
+    if (plan && !holdsNonFinite(inputs)) {
+      try {
+        plan->execute(stack, input_count_);
+        hits_.fetch_add(1, std::memory_order_relaxed);
+        return;
+      } catch (const dnnl::error& error) {
+        return fallBack(stack, fmt::format("oneDNN: {}", error.what()));
+      }
+    }
+  }
+  runSlow(stack);
+}
+
+// ------------------------------------------------------------------------------------ slow path
+
+void FusionKernel::runSlow(Stack& stack) {
+  auto inputs = torch::jit::last(stack, input_count_);
+  if (c10::GradMode::is_enabled() && wantsGradient(inputs)) {
+    return fallBack(stack, "a gradient is wanted");
+  }
+  for (const auto i : c10::irange(input_count_)) {
+    auto& value = stack[stack.size() - input_count_ + i];
+    if (!value.isTensor()) {
+      continue;
+    }
+    if (const auto reason = unsupported(value.toTensor()); !reason.empty()) {
+      return fallBack(stack, reason);
+    }
+    if (!value.toTensor().is_non_overlapping_and_dense()) {
+      // Strides of 0, overlaps, gaps: oneDNN gets a dense copy. Gaps alone it could take, but one
+      // copy is cheaper than its reference kernels.
+      value = value.toTensor().contiguous();
+    }
+  }
+  inputs = torch::jit::last(stack, input_count_);
+  if (holdsNonFinite(inputs)) {
+    return fallBack(stack, "an input holds NaN or an infinity", /*taint=*/true);
+  }
+  const auto environment = Environment::current();
+  bool ours = false;
+  const auto entry = claim(environment, inputs, ours);
+  if (ours) {
+    compile(*entry, inputs);
+  }
+  std::unique_lock lock(mutex_);
+  const auto state = entry->state;
+  const auto reason = entry->reason;
+  const auto plan = entry->plan;
+  lock.unlock();
+  if (state == Entry::State::ready) {
+    entry->last_used.store(__rdtsc(), std::memory_order_relaxed);
+    if (!ours) {
+      hits_.fetch_add(1, std::memory_order_relaxed);
+    }
+    try {
+      plan->execute(stack, input_count_);
+      return;
+    } catch (const dnnl::error& error) {
+      return fallBack(stack, fmt::format("oneDNN: {}", error.what()));
+    }
+  }
+  fallBack(stack, state == Entry::State::failed ? reason : "another thread is compiling");
+}
+
+FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, ArrayRef<IValue> inputs,
+                                           bool& ours) {
+  const auto hash = hashOf(environment, inputs);
+  const std::unique_lock lock(mutex_);
+  for (const auto& entry : entries_) {
+    if (entry->hash == hash && matches(*entry, environment, inputs)) {
+      return entry;
+    }
+  }
+  auto entry = std::make_shared<Entry>();
+  entry->environment = environment;
+  for (const auto& input : inputs) {
+    entry->inputs.push_back(signatureOf(input));
+  }
+  entry->hash = hash;
+  entry->last_used = __rdtsc();
+  entries_.push_back(entry);
+  ours = true;
+  return entry;
+}
+
+void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
+  const auto start = std::chrono::steady_clock::now();
+  PlanCache::instance().missed();
+  std::shared_ptr<const Plan> plan;
+  std::string reason;
+  try {
+    RECORD_FUNCTION("llga::compile", ArrayRef<const IValue>{});
+    RecordedFacts facts;
+    Stack eager;
+    for (const auto i : c10::irange(inputs.size())) {
+      eager.push_back(inputs[i].isTensor() ? IValue(asInEager(inputs[i].toTensor(), owned_[i]))
+                                           : inputs[i]);
+    }
+    recordRun(*subgraph_, std::move(eager), facts);
+
+    CompileRequest request{subgraph_.get(),
+                           &facts,
+                           {},
+                           {},
+                           any_layout_,
+                           static_cast<dnnl::fpmath_mode>(entry.environment.fpmath_mode)};
+    for (const auto i : c10::irange(inputs.size())) {
+      const auto& signature = entry.inputs[i];
+      request.input_strides.push_back(signature.strides);
+      request.owned_inputs.push_back(owned_[i] != 0);
+    }
+    plan = compilePlan(request);
+  } catch (const CompileError& error) {
+    reason = error.reason;
+  } catch (const std::exception& error) {
+    // The subgraph itself raises for these inputs: the fallback will raise the same.
+    reason = fmt::format("the subgraph raises: {}", error.what());
+  }
+  GRAPH_DEBUG("llga: compiled ", qualifiedName(subgraph_->return_node()), " reason: ", reason);
+  {
+    const std::unique_lock lock(mutex_);
+    entry.state = plan ? Entry::State::ready : Entry::State::failed;
+    entry.plan = std::move(plan);
+    entry.reason = std::move(reason);
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  PlanCache::instance().compiled(elapsed.count());
+}
+
+void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint) {
+  std::call_once(fallback_once_, [&] {
+    fallback_code_ = std::make_unique<torch::jit::Code>(subgraph_, "llga_fallback");
+  });
+  PlanCache::instance().fellBack(reason);
+  for (const auto i : c10::irange(input_count_)) {
+    auto& value = stack[stack.size() - input_count_ + i];
+    if (owned_[i] != 0 && value.isTensor() && value.toTensor().defined()) {
+      value = asInEager(value.toTensor(), owned_[i]);
+    }
+  }
+  Stack own(std::make_move_iterator(stack.end() - static_cast<std::ptrdiff_t>(input_count_)),
+            std::make_move_iterator(stack.end()));
+  torch::jit::drop(stack, input_count_);
+  torch::jit::InterpreterState(*fallback_code_).run(own);
+  for (size_t i = 0; taint && i < own.size(); ++i) {
+    if (any_layout_[i]) {
+      markTainted(own[i].toTensor());
+    }
+  }
+  stack.insert(stack.end(), std::make_move_iterator(own.begin()),
+               std::make_move_iterator(own.end()));
+}
+
+// ------------------------------------------------------------------------------ the cache's view
+
+bool FusionKernel::oldest(uint64_t& tick) const {
+  const std::shared_lock lock(mutex_);
+  bool found = false;
+  for (const auto& entry : entries_) {
+    const auto used = entry->last_used.load(std::memory_order_relaxed);
+    if (entry->state != Entry::State::compiling && (!found || used < tick)) {
+      tick = used;
+      found = true;
+    }
+  }
+  return found;
+}
+
+void FusionKernel::evictOldest() {
+  const std::unique_lock lock(mutex_);
+  auto oldest = entries_.end();
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    if ((*it)->state != Entry::State::compiling &&
+        (oldest == entries_.end() || (*it)->last_used < (*oldest)->last_used)) {
+      oldest = it;
+    }
+  }
+  if (oldest != entries_.end()) {
+    entries_.erase(oldest);
+  }
+}
+
+void FusionKernel::evictAll() {
+  const std::unique_lock lock(mutex_);
+  entries_.erase(
+      std::remove_if(entries_.begin(), entries_.end(),
+                     [](const EntryPtr& entry) { return entry->state != Entry::State::compiling; }),
+      entries_.end());
+}
+
+uint64_t FusionKernel::planCount() const {
+  const std::shared_lock lock(mutex_);
+  return entries_.size();
+}
+
+// ---------------------------------------------------------------------------------- registration
+
+std::shared_ptr<FusionKernel> kernelOf(const Node* group) {
+  static auto* mutex = new std::mutex;
+  static auto* kernels = new std::unordered_map<const Graph*, std::weak_ptr<FusionKernel>>;
+  const std::lock_guard lock(*mutex);
+  // A live kernel keeps its subgraph alive, so an address can't stand for two subgraphs.
+  const auto* key = group->g(torch::jit::attr::Subgraph).get();
+  if (auto known = (*kernels)[key].lock()) {
+    return known;
+  }
+  for (auto it = kernels->begin(); it != kernels->end();) {
+    it = it->second.expired() && it->first != key ? kernels->erase(it) : std::next(it);
+  }
+  auto kernel = std::make_shared<FusionKernel>(group);
+  (*kernels)[key] = kernel;
+  return kernel;
+}
+
+void registerFusionGroup() {
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      fusionGroupKind(),
+      [](const Node* node) -> torch::jit::Operation {
+        auto kernel = kernelOf(node);
+        return [kernel](Stack& stack) { kernel->run(stack); };
+      },
+      c10::AliasAnalysisKind::PURE_FUNCTION)});
+}
+
+}  // namespace llga

@@ -1,0 +1,118 @@
+// llga::FusionGroup: one fusion group at run time.
+//
+// The operator is total: it accepts whatever its subgraph accepts. For a known signature it runs
+// the plan; for a new one it compiles a plan first, while other threads go on with the fallback;
+// what oneDNN cannot take runs the subgraph in the TorchScript interpreter, with the numbers that
+// the fuser switched off would give. It raises nothing of its own.
+//
+// Ownership: the interpreter's operation holds the kernel, the kernel holds its subgraph and its
+// plans. Kernels of one subgraph are one kernel (kernelOf). Any thread may call run().
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "jit/onednn/ir.h"
+#include "jit/onednn/runtime/plan.h"
+#include "jit/onednn/runtime/plan_cache.h"
+
+namespace torch::jit {
+struct Code;
+}
+
+namespace llga {
+
+// What, beside the inputs, a plan was compiled for.
+struct Environment {
+  int threads;
+  bool autocast;
+  at::ScalarType autocast_dtype;
+  int fpmath_mode;
+
+  static Environment current();
+  bool operator==(const Environment&) const = default;
+};
+
+// Signature of one input: everything about it that a plan depends on.
+struct InputSignature {
+  bool is_tensor = false;
+  c10::IValue host;  // a number, a list of integers, None
+  at::ScalarType dtype = at::kFloat;
+  Shape sizes;
+  Shape strides;
+
+  bool matches(const c10::IValue& value) const;
+};
+
+class FusionKernel final : public PlanOwner {
+ public:
+  explicit FusionKernel(const Node* group);
+  ~FusionKernel() override;
+
+  void run(torch::jit::Stack& stack);
+
+  bool oldest(uint64_t& tick) const override;
+  void evictOldest() override;
+  void evictAll() override;
+  uint64_t planCount() const override;
+  uint64_t hits() const override { return hits_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Entry {
+    enum class State { compiling, ready, failed };
+    Environment environment;
+    std::vector<InputSignature> inputs;
+    uint64_t hash = 0;
+    State state = State::compiling;
+    std::shared_ptr<const Plan> plan;
+    std::string reason;  // failed
+    std::atomic<uint64_t> last_used{0};
+  };
+  using EntryPtr = std::shared_ptr<Entry>;
+
+  bool matches(const Entry& entry, const Environment& environment,
+               c10::ArrayRef<c10::IValue> inputs) const;
+  // The plan for these inputs, or nullptr if there is none that is ready.
+  std::shared_ptr<const Plan> find(const Environment& environment,
+                                   c10::ArrayRef<c10::IValue> inputs);
+  void runSlow(torch::jit::Stack& stack);
+  EntryPtr claim(const Environment& environment, c10::ArrayRef<c10::IValue> inputs, bool& ours);
+  void compile(Entry& entry, c10::ArrayRef<c10::IValue> inputs);
+  // True if an input holds NaN or an infinity that the group's kernels might lose.
+  bool holdsNonFinite(c10::ArrayRef<c10::IValue> inputs) const;
+  // `taint`: mark the results for the groups that read them as not finite.
+  void fallBack(torch::jit::Stack& stack, const std::string& reason, bool taint = false);
+
+  std::shared_ptr<Graph> subgraph_;
+  size_t input_count_;
+  std::vector<bool> any_layout_;
+  std::vector<int64_t> owned_;
+  std::vector<size_t> watched_;       // inputs that must be finite
+  std::vector<size_t> owned_inputs_;  // inputs that another group may have marked
+
+  mutable std::shared_mutex mutex_;  // entries_; shared for a hit, for a few nanoseconds
+  std::vector<EntryPtr> entries_;
+  std::atomic<size_t> recent_{0};  // where the last hit was
+  std::atomic<uint64_t> hits_{0};
+
+  std::once_flag fallback_once_;
+  std::unique_ptr<torch::jit::Code> fallback_code_;
+};
+
+// The kernel of a FusionGroup node. Nodes that share a Subgraph (copies of a graph) share it.
+std::shared_ptr<FusionKernel> kernelOf(const Node* group);
+
+// Math mode of float32 compute ops, a dnnl_fpmath_mode_t. Process-wide.
+int fpmathMode();
+void setFpmathMode(int mode);
+
+// Registers the operator; idempotent.
+void registerFusionGroup();
+
+}  // namespace llga

@@ -1,0 +1,370 @@
+#include "jit/onednn/ops/lowering.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/irange.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <algorithm>
+
+namespace llga {
+
+using dnnl::graph::logical_tensor;
+
+std::optional<DataType> toDataType(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return DataType::f32;
+    case at::kBFloat16:
+      return DataType::bf16;
+    case at::kBool:
+      return DataType::boolean;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string toText(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+logical_tensor Operand::logicalTensor() const {
+  const auto property =
+      constant ? logical_tensor::property_type::constant : logical_tensor::property_type::variable;
+  const auto data_type = *toDataType(dtype);
+  if (!sizes) {
+    return logical_tensor(id, data_type, DNNL_GRAPH_UNKNOWN_NDIMS,
+                          logical_tensor::layout_type::undef, property);
+  }
+  // oneDNN has no broadcasting for rank 0: a 0-dim tensor is its one element.
+  return logical_tensor(id, data_type, sizes->empty() ? Shape{1} : *sizes,
+                        logical_tensor::layout_type::strided, property);
+}
+
+Lowering::Lowering(const Node* node, const Facts& facts, size_t& next_id)
+    : node_(node), facts_(facts), next_id_(next_id) {}
+
+void Lowering::refuse(const std::string& reason) const {
+  throw Refused{qualifiedName(node_) + ": " + reason};
+}
+
+// ------------------------------------------------------------------------------------ arguments
+
+size_t Lowering::argIndex(const char* name) const {
+  const auto index = node_->schema().argumentIndexWithName(name);
+  TORCH_INTERNAL_ASSERT(index.has_value(), qualifiedName(node_), " has no argument ", name);
+  return static_cast<size_t>(*index);
+}
+
+bool Lowering::has(const char* name) const {
+  return node_->schema().argumentIndexWithName(name).has_value();
+}
+
+const Value* Lowering::arg(const char* name) const { return node_->input(argIndex(name)); }
+
+c10::IValue Lowering::host(const char* name) const {
+  const auto* value = arg(name);
+  auto known = facts_.constant(value);
+  if (!known) {
+    refuse(fmt::format("'{}' is not known when the graph is compiled", name));
+  }
+  // A traced scalar may still be a 0-dim tensor.
+  if (known->isTensor() && known->toTensor().defined() && known->toTensor().dim() == 0) {
+    return known->toTensor().item();
+  }
+  return *known;
+}
+
+bool Lowering::isNone(const char* name) const {
+  const auto* value = arg(name);
+  if (value->mustBeNone()) {
+    return true;
+  }
+  const auto known = facts_.constant(value);
+  return known && known->isNone();
+}
+
+int64_t Lowering::integer(const char* name) const {
+  const auto value = host(name);
+  if (value.isInt()) {
+    return value.toInt();
+  }
+  if (value.isScalar() && value.toScalar().isIntegral(/*includeBool=*/false)) {
+    return value.toScalar().toLong();
+  }
+  refuse(fmt::format("'{}' is not an integer", name));
+}
+
+double Lowering::number(const char* name) const {
+  const auto value = host(name);
+  if (!value.isScalar() || value.toScalar().isComplex()) {
+    refuse(fmt::format("'{}' is not a real number", name));
+  }
+  return value.toScalar().toDouble();
+}
+
+bool Lowering::flag(const char* name) const {
+  const auto value = host(name);
+  if (value.isBool()) {
+    return value.toBool();
+  }
+  return integer(name) != 0;
+}
+
+std::string Lowering::text(const char* name) const {
+  const auto value = host(name);
+  if (!value.isString()) {
+    refuse(fmt::format("'{}' is not a string", name));
+  }
+  return value.toStringRef();
+}
+
+Shape Lowering::ints(const char* name) const {
+  // A list may be built from values that are known one by one.
+  const auto* value = arg(name);
+  if (auto known = facts_.constant(value)) {
+    if (known->isIntList()) {
+      return known->toIntVector();
+    }
+    if (known->isInt()) {
+      return {known->toInt()};
+    }
+    if (known->isNone()) {
+      return {};
+    }
+  } else if (value->node()->kind() == torch::jit::prim::ListConstruct) {
+    Shape items;
+    for (const auto* item : value->node()->inputs()) {
+      const auto element = facts_.constant(item);
+      if (!element || !element->isInt()) {
+        refuse(fmt::format("'{}' is not known when the graph is compiled", name));
+      }
+      items.push_back(element->toInt());
+    }
+    return items;
+  }
+  refuse(fmt::format("'{}' is not a known list of integers", name));
+}
+
+Shape Lowering::ints(const char* name, size_t n) const {
+  auto items = ints(name);
+  if (items.size() == 1 && n > 1) {
+    items.resize(n, items[0]);
+  }
+  if (items.size() != n) {
+    refuse(fmt::format("'{}' has {} elements, needs {}", name, items.size(), n));
+  }
+  return items;
+}
+
+// ---------------------------------------------------------------------------------------- facts
+
+at::ScalarType Lowering::dtype(const Value* value) const {
+  const auto facts = facts_.tensor(value);
+  if (!facts.dtype) {
+    refuse(fmt::format("data type of %{} is unknown", value->debugName()));
+  }
+  return *facts.dtype;
+}
+
+std::optional<Shape> Lowering::maybeSizes(const Value* value) const {
+  return facts_.tensor(value).sizes;
+}
+
+const Shape& Lowering::sizes(const Value* value) const {
+  auto it = sizes_.find(value);
+  if (it == sizes_.end()) {
+    auto sizes = maybeSizes(value);
+    if (!sizes) {
+      refuse(fmt::format("sizes of %{} are unknown", value->debugName()));
+    }
+    it = sizes_.emplace(value, std::move(*sizes)).first;
+  }
+  return it->second;
+}
+
+bool Lowering::isConstantTensor(const Value* value) const {
+  return value->node()->kind() == torch::jit::prim::Constant && isTensor(value);
+}
+
+bool Lowering::mayHaveRank(const Value* value, int64_t rank) const {
+  const auto known = maybeSizes(value);
+  return !known || static_cast<int64_t>(known->size()) == rank;
+}
+
+int64_t Lowering::dim(int64_t index, const Value* value) const {
+  const auto known = maybeSizes(value);
+  if (!known) {
+    return index;
+  }
+  const auto rank = static_cast<int64_t>(known->size());
+  const auto wrapped = index < 0 ? index + rank : index;
+  if (wrapped < 0 || wrapped >= rank) {
+    refuse(fmt::format("dimension {} is out of range for rank {}", index, rank));
+  }
+  return wrapped;
+}
+
+void Lowering::requireOneDtype() const {
+  std::optional<at::ScalarType> common;
+  auto check = [&](const Value* value) {
+    if (!isTensor(value)) {
+      return;
+    }
+    const auto type = dtype(value);
+    if (type != at::kFloat && type != at::kBFloat16) {
+      refuse(fmt::format("data type {} (float32 and bfloat16 are supported)", c10::toString(type)));
+    }
+    if (common && *common != type) {
+      refuse(
+          fmt::format("mixed data types {} and {}", c10::toString(*common), c10::toString(type)));
+    }
+    common = type;
+  };
+  for (const auto* value : node_->inputs()) {
+    check(value);
+  }
+  for (const auto* value : node_->outputs()) {
+    check(value);
+  }
+}
+
+void Lowering::requireRank(const Value* value, int64_t low, int64_t high) const {
+  if (!maybeSizes(value)) {
+    return;
+  }
+  const auto found = rank(value);
+  if (found < low || found > high) {
+    refuse(fmt::format("rank {} of {} (needs {}..{})", found, toText(sizes(value)), low, high));
+  }
+}
+
+// ------------------------------------------------------------------------------------- operands
+
+Operand Lowering::add(Operand operand) {
+  operands_.emplace(operand.id, operand);
+  return operand;
+}
+
+Operand Lowering::in(const Value* value) {
+  Operand operand;
+  operand.id = value->unique();
+  operand.dtype = dtype(value);
+  if (!toDataType(operand.dtype)) {
+    refuse(fmt::format("data type {} of %{}", c10::toString(operand.dtype), value->debugName()));
+  }
+  operand.sizes = maybeSizes(value);
+  if (operand.sizes &&
+      std::find(operand.sizes->begin(), operand.sizes->end(), 0) != operand.sizes->end()) {
+    refuse(fmt::format("%{} has no elements: {}", value->debugName(), toText(*operand.sizes)));
+  }
+  operand.constant = isConstantTensor(value);
+  values_[operand.id] = value;
+  return add(operand);
+}
+
+Operand Lowering::weight(const char* name) {
+  auto operand = in(name);
+  if (operand.constant) {
+    packable_.insert(operand.id);
+  }
+  return operand;
+}
+
+Operand Lowering::transposedWeight(const char* name) {
+  const auto tensor = torch::jit::toIValue(arg(name))->toTensor();
+  auto operand = constant(tensor.scalar_type(), {tensor.size(1), tensor.size(0)},
+                          [tensor] { return tensor.t(); });
+  packable_.insert(operand.id);
+  return operand;
+}
+
+Operand Lowering::inAs(const char* name, at::ScalarType wanted) {
+  const auto* value = arg(name);
+  if (dtype(value) == wanted) {
+    return in(value);
+  }
+  if (isConstantTensor(value)) {
+    auto source = torch::jit::toIValue(value)->toTensor();
+    return constant(wanted, source.sizes().vec(), [source, wanted] { return source.to(wanted); });
+  }
+  auto converted = temp(wanted, maybeSizes(value));
+  emit(OpKind::TypeCast, {in(value)}, {converted});
+  return converted;
+}
+
+Operand Lowering::out(size_t index) {
+  const auto* value = node_->output(index);
+  auto operand = in(value);
+  if (operand.sizes && operand.sizes->empty()) {
+    refuse("the result is a 0-dim tensor");
+  }
+  return operand;
+}
+
+Operand Lowering::temp(at::ScalarType dtype, std::optional<Shape> sizes) {
+  Operand operand;
+  operand.id = next_id_++;
+  operand.dtype = dtype;
+  operand.sizes = std::move(sizes);
+  return add(operand);
+}
+
+Operand Lowering::constant(at::ScalarType dtype, Shape sizes, ConstantMaker make) {
+  auto operand = temp(dtype, std::move(sizes));
+  operand.constant = true;
+  operands_[operand.id] = operand;
+  constants_[operand.id] = std::move(make);
+  return operand;
+}
+
+Operand Lowering::scalar(double value, at::ScalarType dtype) {
+  return constant(dtype, {1}, [value, dtype] {
+    return at::full({1}, value, at::TensorOptions().dtype(dtype));
+  });
+}
+
+// ------------------------------------------------------------------------------------------ ops
+
+OpSpec::OpSpec(const Node* node, size_t id, OpKind kind, std::vector<Operand> inputs,
+               std::vector<Operand> outputs)
+    : node_(node), id_(id), kind_(kind), inputs_(std::move(inputs)), outputs_(std::move(outputs)) {}
+
+dnnl::graph::op OpSpec::build() const {
+  dnnl::graph::op op(id_, kind_, qualifiedName(node_) + " %" + node_->output(0)->debugName());
+  for (const auto& input : inputs_) {
+    op.add_input(input.logicalTensor());
+  }
+  for (const auto& output : outputs_) {
+    op.add_output(output.logicalTensor());
+  }
+  for (const auto& set : attributes_) {
+    set(op);
+  }
+  return op;
+}
+
+OpSpec& Lowering::emit(OpKind kind, const std::vector<Operand>& inputs,
+                       const std::vector<Operand>& outputs) {
+  // An op computes in the data type of its first input; what it returns must have that type, or
+  // the recorded run did something the lowering does not know of (autocast, type promotion).
+  const auto& lead = kind == OpKind::Select ? inputs.at(1) : inputs.at(0);
+  for (const auto& output : outputs) {
+    if (kind != OpKind::TypeCast && output.dtype != lead.dtype) {
+      refuse(fmt::format("result is {} where {} was expected", c10::toString(output.dtype),
+                         c10::toString(lead.dtype)));
+    }
+  }
+  return ops_.emplace_back(node_, next_id_++, kind, inputs, outputs);
+}
+
+void Lowering::commit(LoweredGraph& graph) && {
+  for (auto& op : ops_) {
+    graph.ops.push_back(std::move(op));
+  }
+  graph.values.merge(values_);
+  graph.constants.merge(constants_);
+  graph.packable.merge(packable_);
+  graph.operands.merge(operands_);
+}
+
+}  // namespace llga

@@ -1,0 +1,96 @@
+// Matrix products. oneDNN Graph: MatMul.
+#include <fmt/format.h>
+
+#include "jit/onednn/ops/op_table.h"
+
+namespace llga {
+namespace {
+
+void requireFloat(const Lowering& l, const char* first, const char* second) {
+  const auto dtype = l.dtype(l.arg(first));
+  if (dtype != at::kFloat && dtype != at::kBFloat16) {
+    l.refuse(
+        fmt::format("data type {} (float32 and bfloat16 are supported)", c10::toString(dtype)));
+  }
+  if (l.dtype(l.arg(second)) != dtype) {
+    l.refuse(fmt::format("'{}' and '{}' differ in data type", first, second));
+  }
+}
+
+void linear(Lowering& l) {
+  requireFloat(l, "input", "weight");
+  l.requireRank(l.arg("input"), 1, 6);
+  l.requireRank(l.arg("weight"), 2, 2);
+  const bool constant = l.isConstantTensor(l.arg("weight"));
+  std::vector<Operand> inputs{l.in("input"),
+                              constant ? l.transposedWeight("weight") : l.in("weight")};
+  if (!l.isNone("bias")) {
+    l.requireRank(l.arg("bias"), 1, 1);
+    inputs.push_back(l.inAs("bias", l.dtype(l.arg("input"))));
+  }
+  l.emit(OpKind::MatMul, inputs, {l.out()}).set_attr<bool>(Attr::transpose_b, !constant);
+}
+
+// The second operand: packed if it is one constant matrix.
+Operand matrix(Lowering& l, const char* name) {
+  return l.isConstantTensor(l.arg(name)) && l.rank(l.arg(name)) == 2 ? l.weight(name) : l.in(name);
+}
+
+void product(Lowering& l, const char* a, const char* b) {
+  requireFloat(l, a, b);
+  l.requireRank(l.arg(a), 1, 6);
+  l.requireRank(l.arg(b), 1, 6);
+  l.emit(OpKind::MatMul, {l.in(a), matrix(l, b)}, {l.out()});
+}
+
+void matmul(Lowering& l) { product(l, "self", "other"); }
+void mm(Lowering& l) { product(l, "self", "mat2"); }
+
+// beta * self + alpha * (a @ b)
+void addProduct(Lowering& l, const char* a, const char* b) {
+  requireFloat(l, a, b);
+  const auto dtype = l.dtype(l.arg(a));
+  if (l.dtype(l.arg("self")) != dtype) {
+    l.refuse("'self' differs in data type");
+  }
+  const auto alpha = l.number("alpha");
+  const auto beta = l.number("beta");
+  const auto sizes = l.maybeSizes(l.node()->output());
+  const auto& added = l.sizes(l.arg("self"));
+  if (alpha == 1 && beta == 1 && added.size() == 1 && sizes && added[0] == sizes->back()) {
+    l.emit(OpKind::MatMul, {l.in(a), matrix(l, b), l.in("self")}, {l.out()});
+    return;
+  }
+  const bool add = beta != 0;  // PyTorch ignores self, NaN included, where beta is 0
+  auto product = add || alpha != 1 ? l.temp(dtype, sizes) : l.out();
+  l.emit(OpKind::MatMul, {l.in(a), matrix(l, b)}, {product});
+  if (alpha != 1) {
+    auto scaled = add ? l.temp(dtype, sizes) : l.out();
+    l.emit(OpKind::Multiply, {product, l.scalar(alpha, dtype)}, {scaled});
+    product = scaled;
+  }
+  if (add) {
+    auto addend = l.in("self");
+    if (beta != 1) {
+      auto scaled = l.temp(dtype, added);
+      l.emit(OpKind::Multiply, {addend, l.scalar(beta, dtype)}, {scaled});
+      addend = scaled;
+    }
+    l.emit(OpKind::Add, {product, addend}, {l.out()});
+  }
+}
+
+void addmm(Lowering& l) { addProduct(l, "mat1", "mat2"); }
+void baddbmm(Lowering& l) { addProduct(l, "batch1", "batch2"); }
+
+}  // namespace
+
+OpFamily matmulOps() {
+  return {
+      {"aten::linear", OpClass::compute, linear}, {"aten::matmul", OpClass::compute, matmul},
+      {"aten::mm", OpClass::compute, mm},         {"aten::bmm", OpClass::compute, mm},
+      {"aten::addmm", OpClass::compute, addmm},   {"aten::baddbmm", OpClass::compute, baddbmm},
+  };
+}
+
+}  // namespace llga

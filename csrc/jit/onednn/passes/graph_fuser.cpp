@@ -1,0 +1,263 @@
+// Rewrites what oneDNN proposes into fusion groups.
+//
+//   %2 : Tensor = aten::_convolution(%x, %w, ...)
+//   %3 : Tensor = aten::relu(%2)
+// ->
+//   %3 : Tensor = llga::FusionGroup[Subgraph=<the two nodes>](%x)
+//
+// A proposal is kept if it computes something; it is dropped, with the reason on its nodes, where
+// it only costs: lone views, a lone elementwise op that touches no other group. Shape arithmetic
+// that only the group needs moves into it.
+#include <c10/util/irange.h>
+#include <torch/csrc/jit/jit_log.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "jit/onednn/graph_helper.h"
+#include "jit/onednn/passes/passes.h"
+
+namespace llga {
+namespace {
+
+using torch::jit::AliasDb;
+namespace prim = torch::jit::prim;
+
+// ---------------------------------------------------------------------------- what is worth it
+
+bool isArrayOfRank4(const Value* value) {
+  const auto type = value->type()->cast<c10::TensorType>();
+  return type && type->dim() && *type->dim() >= 4;
+}
+
+// Image-like values between two groups are in oneDNN's layout; leaving a lone op between them to
+// aten would cost two conversions. Elsewhere a lone elementwise op gains nothing.
+bool joinsGroups(const Proposal& proposal, const std::unordered_set<const Node*>& kept) {
+  bool reads = false;
+  bool read = false;
+  for (const auto* node : proposal.nodes) {
+    for (const auto* input : node->inputs()) {
+      reads = reads || (kept.count(input->node()) != 0 && isArrayOfRank4(input));
+    }
+    for (const auto* output : node->outputs()) {
+      for (const auto& use : output->uses()) {
+        read = read || (kept.count(use.user) != 0 && isArrayOfRank4(output));
+      }
+    }
+  }
+  return reads && read;
+}
+
+std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
+  std::unordered_set<const Node*> kept;
+  std::vector<Proposal> result;
+  std::vector<Proposal> undecided;
+  for (auto& proposal : proposals) {
+    if (proposal.compute > 0 || proposal.elementwise + proposal.casts > 1) {
+      kept.insert(proposal.nodes.begin(), proposal.nodes.end());
+      result.push_back(std::move(proposal));
+    } else {
+      undecided.push_back(std::move(proposal));
+    }
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    std::vector<Proposal> rest;
+    for (auto& proposal : undecided) {
+      if (proposal.elementwise + proposal.casts > 0 && joinsGroups(proposal, kept)) {
+        kept.insert(proposal.nodes.begin(), proposal.nodes.end());
+        result.push_back(std::move(proposal));
+        changed = true;
+      } else {
+        rest.push_back(std::move(proposal));
+      }
+    }
+    undecided = std::move(rest);
+  }
+  for (const auto& proposal : undecided) {
+    const bool views_only = proposal.elementwise + proposal.casts == 0;
+    for (auto* node : proposal.nodes) {
+      refuse(node, qualifiedName(node) + (views_only ? ": partition dropped: a lone view"
+                                                     : ": partition dropped: a lone elementwise "
+                                                       "op that joins no groups"));
+    }
+  }
+  return result;
+}
+
+// ------------------------------------------------------------------------------ shape arithmetic
+
+// Clones of nodes that a group needs beside its proposal's: lists of tensors for cat, and shape
+// arithmetic whose tensors the group reads or computes anyway.
+class Absorber {
+ public:
+  explicit Absorber(std::vector<Node*>& nodes) : nodes_(nodes) {
+    for (auto* node : nodes) {
+      known_.insert(node->outputs().begin(), node->outputs().end());
+      for (auto* input : node->inputs()) {
+        if (isTensor(input)) {
+          known_.insert(input);
+        }
+      }
+    }
+  }
+
+  void run() {
+    const auto members = nodes_;
+    for (auto* node : members) {
+      for (const auto i : c10::irange(node->inputs().size())) {
+        auto* input = node->input(i);
+        auto* source = input->node();
+        if (source->kind() == prim::ListConstruct && isTensorList(input)) {
+          node->replaceInput(i, clone(source, node)->output());
+        } else if (!isTensor(input) && canAbsorb(input)) {
+          node->replaceInput(i, absorb(input, node));
+        }
+      }
+    }
+  }
+
+ private:
+  bool canAbsorb(const Value* value) const {
+    const auto* source = value->node();
+    if (source->kind() == prim::Constant) {
+      return true;
+    }
+    if (!isShapeArithmetic(source)) {
+      return false;
+    }
+    return std::all_of(source->inputs().begin(), source->inputs().end(), [&](const Value* input) {
+      return (isTensor(input) && known_.count(input) != 0) || canAbsorb(input);
+    });
+  }
+
+  Value* absorb(Value* value, Node* reader) {
+    auto* source = value->node();
+    if (source->kind() == prim::Constant || known_.count(value) != 0) {
+      return value;
+    }
+    auto* copy = clone(source, reader);
+    for (const auto i : c10::irange(copy->inputs().size())) {
+      copy->replaceInput(i, absorb(copy->input(i), copy));
+    }
+    return copy->output();
+  }
+
+  Node* clone(Node* source, Node* reader) {
+    auto* copy = reader->owningGraph()->createClone(source, [](Value* v) { return v; });
+    copy->insertBefore(reader);
+    nodes_.push_back(copy);
+    return copy;
+  }
+
+  std::vector<Node*>& nodes_;
+  std::unordered_set<const Value*> known_;
+};
+
+// -------------------------------------------------------------------------------------- rewriting
+
+class BlockFuser {
+ public:
+  explicit BlockFuser(const GraphPtr& graph) : graph_(graph) {}
+
+  void run(Block* block) {
+    for (auto* node : block->nodes()) {
+      if (isFusionGroup(node)) {
+        continue;
+      }
+      for (auto* nested : node->blocks()) {
+        run(nested);
+      }
+    }
+    std::vector<Proposal> proposals;
+    {
+      const AliasDb aliases(graph_);
+      proposals = dropUnprofitable(proposeGroups(block, aliases));
+    }
+    for (auto& proposal : proposals) {
+      Absorber(proposal.nodes).run();
+    }
+    aliases_ = std::make_unique<AliasDb>(graph_);
+    for (auto& proposal : proposals) {
+      merge(proposal.nodes);
+    }
+  }
+
+ private:
+  void merge(std::vector<Node*>& nodes) {
+    std::sort(nodes.begin(), nodes.end(),
+              [](const Node* a, const Node* b) { return a->isBefore(b); });
+    if (!gather(nodes)) {
+      for (auto* node : nodes) {
+        if (findReasonable(node)) {
+          refuse(node, qualifiedName(node) +
+                           ": partition dropped: a side effect or a host value lies between its "
+                           "nodes");
+        }
+      }
+      return;
+    }
+    auto* group = torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(
+        nodes.back(), fusionGroupKind(), *aliases_);
+    for (size_t i = nodes.size() - 1; i-- > 0;) {
+      torch::jit::SubgraphUtils::mergeNodeIntoSubgraphAndUpdateAliasing(nodes[i], group, *aliases_);
+    }
+    torch::jit::EliminateDeadCode(group->g(torch::jit::attr::Subgraph));
+    for (auto* inner : group->g(torch::jit::attr::Subgraph)->nodes()) {
+      if (inner->hasAttribute(refusedAttr())) {
+        inner->removeAttribute(refusedAttr());
+      }
+    }
+  }
+
+  static bool findReasonable(const Node* node) { return node->maybeSchema() != nullptr; }
+
+  // Brings the nodes together in front of the last one.
+  bool gather(const std::vector<Node*>& nodes) {
+    auto* point = nodes.back();
+    for (size_t i = nodes.size() - 1; i-- > 0;) {
+      if (!aliases_->moveBeforeTopologicallyValid(nodes[i], point)) {
+        return false;
+      }
+      point = nodes[i];
+    }
+    return true;
+  }
+
+  const GraphPtr& graph_;
+  std::unique_ptr<AliasDb> aliases_;
+};
+
+// Takes casts that prepare_binary put in and nothing fused out again: aten's binary ops convert on
+// the fly.
+void removeUnfusedCasts(Block* block) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* nested : node->blocks()) {
+      removeUnfusedCasts(nested);
+    }
+    if (!node->hasAttribute(insertedAttr())) {
+      continue;
+    }
+    const auto& uses = node->output()->uses();
+    const bool read_by_group = std::any_of(
+        uses.begin(), uses.end(), [](const torch::jit::Use& u) { return isFusionGroup(u.user); });
+    if (!read_by_group) {
+      node->output()->replaceAllUsesWith(node->input(0));
+      node->destroy();
+    }
+  }
+}
+
+}  // namespace
+
+void fuseGraph(const GraphPtr& graph) {
+  BlockFuser(graph).run(graph->block());
+  removeUnfusedCasts(graph->block());
+  torch::jit::EliminateDeadCode(graph);
+}
+
+}  // namespace llga

@@ -1,0 +1,106 @@
+// Marks the inputs that a group may only take when they are finite.
+//
+//   %2 = llga::FusionGroup[llga_must_be_finite=[1]](%x)     where relu follows
+//
+// oneDNN's vector kernels compute relu, clamp, max pooling and a few more with instructions that
+// turn NaN into a number; in eager NaN survives them. NaN comes in through an input (or arises
+// from an infinite one), so values are looked at where they enter a chain of groups, once: inside
+// the chain only fusion groups touch them, and a group that fell back marks what it returns.
+// What overflows inside a chain is not seen.
+//
+// Masks of attention are -inf by design: groups with a softmax look at nothing.
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "jit/onednn/ir.h"
+#include "jit/onednn/passes/passes.h"
+
+namespace llga {
+namespace {
+
+const std::unordered_set<Symbol>& kinds(const char* list) {
+  static std::unordered_map<std::string, std::unordered_set<Symbol>> known;
+  auto [it, added] = known.try_emplace(list);
+  if (added) {
+    std::string word;
+    for (const char* c = list;; ++c) {
+      if (*c == ' ' || *c == '\0') {
+        it->second.insert(Symbol::fromQualString("aten::" + word));
+        word.clear();
+        if (*c == '\0') {
+          break;
+        }
+      } else {
+        word += *c;
+      }
+    }
+  }
+  return it->second;
+}
+
+bool contains(const Node* group, const std::unordered_set<Symbol>& wanted) {
+  for (const auto* node : group->g(torch::jit::attr::Subgraph)->nodes()) {
+    if (wanted.count(node->kind()) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+class Guard {
+ public:
+  void visit(Block* block) {
+    for (auto* node : block->nodes()) {
+      for (auto* nested : node->blocks()) {
+        visit(nested);
+      }
+      if (isFusionGroup(node)) {
+        mark(node);
+      }
+    }
+  }
+
+ private:
+  static const std::unordered_set<Symbol>& losesNan() {
+    return kinds(
+        "relu relu6 hardtanh clamp clamp_min clamp_max gelu hardsigmoid exp max_pool1d max_pool2d "
+        "max_pool3d max_pool2d_with_indices amax amin maximum minimum");
+  }
+
+  // Whether a NaN in `group` could get lost there or in the groups that read its free layouts.
+  bool leadsToLoss(const Node* group) {
+    if (const auto it = leads_.find(group); it != leads_.end()) {
+      return it->second;
+    }
+    bool result = contains(group, losesNan());
+    const auto any =
+        group->hasAttribute(anyLayoutAttr()) ? group->is(anyLayoutAttr()) : std::vector<int64_t>();
+    for (size_t i = 0; i < any.size() && !result; ++i) {
+      for (const auto& use : group->outputs()[i]->uses()) {
+        result = result || (any[i] != 0 && leadsToLoss(use.user));
+      }
+    }
+    return leads_[group] = result;
+  }
+
+  void mark(Node* group) {
+    const bool watch = leadsToLoss(group) &&
+                       !contains(group, kinds("softmax log_softmax scaled_dot_product_attention"));
+    std::vector<int64_t> finite;
+    for (size_t i = 0; i < group->inputs().size(); ++i) {
+      const bool owned =
+          group->hasAttribute(groupOwnedAttr()) && group->is(groupOwnedAttr())[i] != 0;
+      finite.push_back(watch && !owned && isTensor(group->inputs()[i]) ? 1 : 0);
+    }
+    group->is_(mustBeFiniteAttr(), finite);
+  }
+
+  std::unordered_map<const Node*, bool> leads_;
+};
+
+}  // namespace
+
+void guardValues(const GraphPtr& graph) { Guard().visit(graph->block()); }
+
+}  // namespace llga

@@ -1,0 +1,66 @@
+// Lets oneDNN choose the memory layout of values that only fusion groups read.
+//
+//   %2 = llga::FusionGroup[llga_any_layout=[1]](%x)
+//   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
+//
+// Such a value never meets an aten op, so its strides are nobody's business: image-like
+// values are channels last. Everything else leaves a group with exactly the strides eager gives it.
+// llga_group_owned tells the reader what it would have got in eager: 1 contiguous, 2 channels last.
+#include <algorithm>
+
+#include "jit/onednn/ir.h"
+#include "jit/onednn/passes/passes.h"
+
+namespace llga {
+namespace {
+
+bool onlyGroupsRead(const Value* value) {
+  const auto& uses = value->uses();
+  return !uses.empty() && std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
+    return isFusionGroup(use.user) && use.user->owningBlock() == value->node()->owningBlock();
+  });
+}
+
+bool isChannelsLast(const Value* value) {
+  const auto type = value->type()->cast<c10::TensorType>();
+  if (!type) {
+    return false;
+  }
+  const auto sizes = type->sizes().concrete_sizes();
+  const auto strides = type->strides().concrete_sizes();
+  if (!sizes || !strides || sizes->size() < 4 || sizes->size() > 5) {
+    return false;
+  }
+  const auto format =
+      sizes->size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  return *strides == c10::TensorType::contiguousStridesOf(*sizes, format) &&
+         *strides != c10::TensorType::contiguousStridesOf(*sizes);
+}
+
+void visit(Block* block) {
+  for (auto* node : block->nodes()) {
+    for (auto* nested : node->blocks()) {
+      visit(nested);
+    }
+    if (!isFusionGroup(node)) {
+      continue;
+    }
+    std::vector<int64_t> any;
+    for (const auto* output : node->outputs()) {
+      any.push_back(onlyGroupsRead(output) ? 1 : 0);
+    }
+    node->is_(anyLayoutAttr(), any);
+    std::vector<int64_t> owned;
+    for (const auto* input : node->inputs()) {
+      const bool free = isFusionGroup(input->node()) && onlyGroupsRead(input);
+      owned.push_back(!free ? 0 : isChannelsLast(input) ? 2 : 1);
+    }
+    node->is_(groupOwnedAttr(), owned);
+  }
+}
+
+}  // namespace
+
+void propagateLayout(const GraphPtr& graph) { visit(graph->block()); }
+
+}  // namespace llga

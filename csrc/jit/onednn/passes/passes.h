@@ -1,0 +1,25 @@
+// The passes of the pipeline, one file each; interface.cpp orders them.
+//
+// Every pass takes a graph and leaves a graph that computes the same, whether the others ran or
+// not. No pass knows oneDNN: graph_helper.h answers what it would fuse.
+#pragma once
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <memory>
+
+namespace llga {
+
+using GraphPtr = std::shared_ptr<torch::jit::Graph>;
+
+void specializeTypes(const GraphPtr& graph);
+void removeMutation(const GraphPtr& graph);
+void normalizeOps(const GraphPtr& graph);
+void prepareBinary(const GraphPtr& graph);
+void deferSizeCheck(const GraphPtr& graph);
+void fuseGraph(const GraphPtr& graph);
+void propagateLayout(const GraphPtr& graph);
+void guardValues(const GraphPtr& graph);
+void guardShape(const GraphPtr& graph);
+
+}  // namespace llga

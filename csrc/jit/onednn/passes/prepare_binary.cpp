@@ -1,0 +1,179 @@
+// Spells binary ops the way one oneDNN op computes them. All rewrites give bit-equal results.
+//
+// 1. A constant 0-dim tensor operand is a number:
+//      aten::mul(%x, %two : Tensor = prim::Constant[value={2}]())  ->  aten::mul(%x, 2.)
+//    and a number on the left of a non-commutative op goes to the right:
+//      aten::sub(%two, %x)  ->  aten::rsub(%x, 2.)
+// 2. Type promotion is a cast of its own, because no oneDNN before 3.12 mixes data types:
+//      aten::add(%bf16, %f32)  ->  aten::add(aten::to(%bf16, float), %f32)
+//    A cast that ends up in no group is taken out again by the graph fuser.
+// 3. aten::expand of an operand is what the binary op does anyway:
+//      aten::add(%x, aten::expand(%bias, ...))  ->  aten::add(%x, %bias)
+//    where %x alone already has the result's sizes.
+#include <ATen/ATen.h>
+#include <torch/csrc/jit/ir/constants.h>
+
+#include "jit/onednn/facts.h"
+#include "jit/onednn/passes/passes.h"
+
+namespace llga {
+namespace {
+
+using torch::jit::WithInsertPoint;
+namespace aten = torch::jit::aten;
+
+bool isBinary(const Node* node) {
+  switch (node->kind()) {
+    case aten::add:
+    case aten::sub:
+    case aten::rsub:
+    case aten::mul:
+    case aten::div:
+    case aten::maximum:
+    case aten::minimum:
+      break;
+    default:
+      return false;
+  }
+  return node->inputs().size() >= 2 && isTensor(node->input(0)) && isTensor(node->input(1)) &&
+         node->outputs().size() == 1 && isTensor(node->output()) &&
+         // div with a rounding mode is another function
+         !(node->kind() == aten::div && node->inputs().size() > 2);
+}
+
+std::optional<at::Scalar> constantNumber(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  if (!known || !known->isTensor() || !known->toTensor().defined() ||
+      known->toTensor().dim() != 0 || !known->toTensor().is_cpu()) {
+    return std::nullopt;
+  }
+  const auto type = known->toTensor().scalar_type();
+  if (!c10::isFloatingType(type) && !c10::isIntegralType(type, /*includeBool=*/false)) {
+    return std::nullopt;
+  }
+  return known->toTensor().item();
+}
+
+// A float tensor with at least one dimension: numbers take part in its arithmetic without
+// changing its data type.
+bool isFloatArray(const Value* value, const Facts& facts) {
+  const auto known = facts.tensor(value);
+  return known.dtype && c10::isFloatingType(*known.dtype) && known.sizes && !known.sizes->empty();
+}
+
+void numberOperand(Node* node, const Facts& facts) {
+  if (node->kind() == aten::maximum || node->kind() == aten::minimum) {
+    return;  // no overload takes a number; the op table handles the tensor
+  }
+  auto number = constantNumber(node->input(1));
+  if (!number) {
+    number = constantNumber(node->input(0));
+    if (!number || !isFloatArray(node->input(1), facts) || node->kind() == aten::div) {
+      return;
+    }
+    // The number moves to the right.
+    if (node->kind() == aten::sub || node->kind() == aten::rsub) {
+      const auto alpha = torch::jit::toIValue(node->input(2));
+      if (!alpha || !alpha->isScalar() || alpha->toScalar().toDouble() != 1) {
+        return;
+      }
+      auto* swapped =
+          node->owningGraph()->create(node->kind() == aten::sub ? aten::rsub : aten::sub,
+                                      {node->input(1), node->input(0), node->input(2)});
+      swapped->insertBefore(node);
+      swapped->output()->copyMetadata(node->output());
+      swapped->copyMetadata(node);
+      node->output()->replaceAllUsesWith(swapped->output());
+      numberOperand(swapped, facts);
+      node->removeAllInputs();
+      return;
+    }
+    if (node->kind() == aten::add) {
+      const auto alpha = torch::jit::toIValue(node->input(2));
+      if (!alpha || !alpha->isScalar() || alpha->toScalar().toDouble() != 1) {
+        return;
+      }
+    }
+    auto* array = node->input(1);
+    node->replaceInput(1, node->input(0));
+    node->replaceInput(0, array);
+  }
+  if (!isFloatArray(node->input(0), facts)) {
+    return;
+  }
+  WithInsertPoint guard(node);
+  node->replaceInput(1, node->owningGraph()->insertConstant(number->toDouble()));
+}
+
+void castOperand(Node* node, const Facts& facts) {
+  const auto left = facts.tensor(node->input(0));
+  const auto right = facts.tensor(node->input(1));
+  if (!left.dtype || !right.dtype || *left.dtype == *right.dtype || !left.sizes || !right.sizes ||
+      left.sizes->empty() || right.sizes->empty()) {
+    return;
+  }
+  const bool left_narrow = *left.dtype == at::kBFloat16 && *right.dtype == at::kFloat;
+  const bool right_narrow = *right.dtype == at::kBFloat16 && *left.dtype == at::kFloat;
+  if (!left_narrow && !right_narrow) {
+    return;
+  }
+  auto* graph = node->owningGraph();
+  WithInsertPoint guard(node);
+  const size_t index = left_narrow ? 0 : 1;
+  auto* source = node->input(index);
+  if (source->node()->kind() == torch::jit::prim::Constant) {
+    node->replaceInput(
+        index, graph->insertConstant(torch::jit::toIValue(source)->toTensor().to(at::kFloat)));
+    return;
+  }
+  auto* no = graph->insertConstant(false);
+  auto* cast = graph->insertNode(
+      graph->create(aten::to, {source, graph->insertConstant(static_cast<int64_t>(at::kFloat)), no,
+                               no, graph->insertConstant(c10::IValue())}));
+  if (auto type = source->type()->cast<c10::TensorType>()) {
+    cast->output()->setType(type->withScalarType(at::kFloat));
+  }
+  cast->copyMetadata(node);
+  cast->i_(insertedAttr(), 1);
+  node->replaceInput(index, cast->output());
+}
+
+void dropExpand(Node* node, const Facts& facts) {
+  const auto result = facts.tensor(node->output()).sizes;
+  if (!result) {
+    return;
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    auto* source = node->input(i)->node();
+    if (source->kind() == aten::expand && facts.tensor(node->input(1 - i)).sizes == result) {
+      node->replaceInput(i, source->input(0));
+    }
+  }
+}
+
+void visit(Block* block, const Facts& facts) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* nested : node->blocks()) {
+      visit(nested, facts);
+    }
+    if (!isBinary(node)) {
+      continue;
+    }
+    dropExpand(node, facts);
+    numberOperand(node, facts);
+    if (node->inputs().empty()) {  // replaced by its mirror image
+      node->destroy();
+      continue;
+    }
+    if (isTensor(node->input(1))) {
+      castOperand(node, facts);
+    }
+  }
+}
+
+}  // namespace
+
+void prepareBinary(const GraphPtr& graph) { visit(graph->block(), StaticFacts()); }
+
+}  // namespace llga

@@ -1,0 +1,358 @@
+#include "jit/onednn/runtime/compile.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/irange.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "jit/onednn/ops/op_table.h"
+#include "jit/onednn/runtime/engine.h"
+
+namespace llga {
+namespace {
+
+using dnnl::graph::logical_tensor;
+using LayoutType = logical_tensor::layout_type;
+using Property = logical_tensor::property_type;
+namespace prim = torch::jit::prim;
+
+// Strides of dimensions of size 1 are arbitrary in PyTorch; oneDNN recognises a format by all.
+Shape canonicalStrides(const Shape& sizes, const Shape& strides) {
+  auto matches = [&](const Shape& wanted) {
+    for (const auto i : c10::irange(sizes.size())) {
+      if (sizes[i] != 1 && strides[i] != wanted[i]) {
+        return false;
+      }
+    }
+    return true;
+  };
+  auto contiguous = c10::TensorType::contiguousStridesOf(sizes);
+  if (matches(contiguous)) {
+    return contiguous;
+  }
+  if (sizes.size() == 4 || sizes.size() == 5) {
+    const auto format =
+        sizes.size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+    auto channels_last = c10::TensorType::contiguousStridesOf(sizes, format);
+    if (matches(channels_last)) {
+      return channels_last;
+    }
+  }
+  return strides;
+}
+
+Layout strided(size_t id, at::ScalarType dtype, const Shape& sizes, const Shape& strides,
+               bool constant = false) {
+  const auto property = constant ? Property::constant : Property::variable;
+  if (sizes.empty()) {
+    return logical_tensor(id, *toDataType(dtype), Shape{1}, Shape{1}, property);
+  }
+  return logical_tensor(id, *toDataType(dtype), sizes, canonicalStrides(sizes, strides), property);
+}
+
+Layout any(size_t id, at::ScalarType dtype, const Shape& sizes, bool constant) {
+  return logical_tensor(id, *toDataType(dtype), sizes, LayoutType::any,
+                        constant ? Property::constant : Property::variable);
+}
+
+class PlanCompiler {
+ public:
+  // `pack`: let oneDNN choose the layout of constant weights.
+  PlanCompiler(const CompileRequest& request, bool pack)
+      : request_(request), pack_(pack), plan_(std::make_shared<Plan>()) {}
+
+  std::shared_ptr<const Plan> run() {
+    lower();
+    indexValues();
+    for (const auto& partition : partitions()) {
+      compile(partition);
+    }
+    plan_->outputs.resize(request_.subgraph->outputs().size());
+    for (const auto i : c10::irange(plan_->outputs.size())) {
+      describeOutput(i);
+    }
+    plan_->prepare();
+    return plan_;
+  }
+
+ private:
+  void lower() {
+    for (const auto* node : request_.subgraph->nodes()) {
+      if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
+          isShapeArithmetic(node)) {
+        continue;
+      }
+      const auto* entry = findOp(node);
+      if (entry == nullptr) {
+        throw CompileError{qualifiedName(node) + ": not in the op table"};
+      }
+      try {
+        Lowering lowering(node, *request_.facts, next_id_);
+        entry->lower(lowering);
+        std::move(lowering).commit(lowered_);
+      } catch (const Refused& refused) {
+        throw CompileError{refused.reason};
+      }
+    }
+  }
+
+  void indexValues() {
+    const auto& subgraph = *request_.subgraph;
+    for (const auto i : c10::irange(subgraph.inputs().size())) {
+      group_inputs_[subgraph.inputs()[i]->unique()] = i;
+    }
+    for (const auto i : c10::irange(subgraph.outputs().size())) {
+      group_outputs_.emplace(subgraph.outputs()[i]->unique(), i);
+    }
+  }
+
+  // The partitions in an order in which each finds its inputs computed.
+  std::vector<dnnl::graph::partition> partitions() {
+    dnnl::graph::graph graph(dnnl::engine::kind::cpu, request_.fpmath_mode);
+    std::unordered_set<size_t> open;
+    for (const auto& emitted : lowered_.ops) {
+      graph.add_op(emitted.build());
+      open.insert(emitted.id());
+    }
+    for (const auto& [id, index] : group_outputs_) {
+      // Without a reader outside, oneDNN would keep a value that others in the group read.
+      dnnl::graph::op end(next_id_++, OpKind::End, "output");
+      end.add_input(lowered_.operands.at(id).logicalTensor());
+      graph.add_op(end);
+    }
+    graph.finalize();
+
+    std::vector<dnnl::graph::partition> found;
+    for (auto& partition : graph.get_partitions(dnnl::graph::partition::policy::fusion)) {
+      bool ours = false;
+      for (const auto id : partition.get_ops()) {
+        ours = open.erase(id) != 0 || ours;
+      }
+      if (!ours) {
+        continue;
+      }
+      if (!partition.is_supported()) {
+        throw CompileError{"oneDNN does not support a partition at these sizes"};
+      }
+      found.push_back(std::move(partition));
+    }
+    if (!open.empty()) {
+      throw CompileError{"oneDNN left ops of the group out at these sizes"};
+    }
+    return inOrder(std::move(found));
+  }
+
+  static std::vector<dnnl::graph::partition> inOrder(std::vector<dnnl::graph::partition> found) {
+    std::unordered_set<size_t> pending;
+    for (auto& partition : found) {
+      for (const auto& port : partition.get_output_ports()) {
+        pending.insert(port.get_id());
+      }
+    }
+    std::vector<dnnl::graph::partition> ordered;
+    while (!found.empty()) {
+      const auto ready = std::find_if(found.begin(), found.end(), [&](auto& partition) {
+        const auto ports = partition.get_input_ports();
+        return std::none_of(ports.begin(), ports.end(),
+                            [&](const Layout& port) { return pending.count(port.get_id()) != 0; });
+      });
+      if (ready == found.end()) {
+        throw CompileError{"oneDNN returned partitions that depend on each other"};
+      }
+      for (const auto& port : ready->get_output_ports()) {
+        pending.erase(port.get_id());
+      }
+      ordered.push_back(std::move(*ready));
+      found.erase(ready);
+    }
+    return ordered;
+  }
+
+  void compile(const dnnl::graph::partition& partition) {
+    std::vector<Layout> inputs;
+    std::vector<Layout> outputs;
+    for (const auto& port : partition.get_input_ports()) {
+      inputs.push_back(inputLayout(port.get_id()));
+    }
+    for (const auto& port : partition.get_output_ports()) {
+      outputs.push_back(outputLayout(port.get_id()));
+    }
+    Plan::Step step;
+    step.compiled = partition.compile(inputs, outputs, engine());
+    for (const auto& input : inputs) {
+      step.inputs.push_back(bindInput(step.compiled, input));
+    }
+    for (const auto& output : outputs) {
+      const auto id = output.get_id();
+      auto layout = output.get_layout_type() == LayoutType::any
+                        ? withId(step.compiled.query_logical_tensor(id), id)
+                        : output;
+      if (isOpaque(layout)) {  // not on CPU, by all of its releases that this was tried with
+        throw CompileError{"oneDNN chose an opaque layout for a result"};
+      }
+      layouts_.insert_or_assign(id, layout);
+      step.outputs.emplace_back(resultSlot(id, layout), layout);
+    }
+    for (const auto& [input, output] : step.compiled.get_inplace_ports()) {
+      inplace_[output] = input;
+    }
+    plan_->steps.push_back(std::move(step));
+  }
+
+  // ------------------------------------------------------------------------------------ inputs
+
+  Layout inputLayout(size_t id) const {
+    if (const auto it = layouts_.find(id); it != layouts_.end()) {
+      return it->second;  // computed by an earlier partition
+    }
+    const auto& operand = lowered_.operands.at(id);
+    const auto& sizes = operand.sizes.value();
+    if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
+      return strided(id, operand.dtype, sizes, request_.input_strides[it->second]);
+    }
+    if (lowered_.packable.count(id) != 0 && pack_) {
+      return any(id, operand.dtype, sizes, /*constant=*/true);
+    }
+    if (lowered_.constants.count(id) != 0) {
+      return strided(id, operand.dtype, sizes, c10::TensorType::contiguousStridesOf(sizes),
+                     /*constant=*/true);
+    }
+    return strided(id, operand.dtype, sizes, constantTensor(id).strides().vec(),
+                   /*constant=*/true);
+  }
+
+  std::pair<Slot, Layout> bindInput(const dnnl::graph::compiled_partition& compiled,
+                                    const Layout& input) {
+    const auto id = input.get_id();
+    if (const auto it = slots_.find(id); it != slots_.end()) {
+      return {it->second, input};
+    }
+    if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
+      return {Slot{Slot::Kind::input, it->second}, input};
+    }
+    if (input.get_layout_type() == LayoutType::any) {
+      const auto layout = withId(compiled.query_logical_tensor(id), id);
+      auto weight = constantTensor(id);
+      if (!layout.is_equal(withId(layoutOf(weight), id))) {
+        auto packed = packWeight(weight, layout);
+        auto* data = packed->data();
+        plan_->packed.push_back(std::move(packed));
+        return {constantSlot(data), layout};
+      }
+      return {keep(std::move(weight)), layout};
+    }
+    return {keep(constantTensor(id)), input};
+  }
+
+  at::Tensor constantTensor(size_t id) const {
+    if (const auto it = lowered_.constants.find(id); it != lowered_.constants.end()) {
+      auto made = it->second();
+      return lowered_.packable.count(id) != 0 ? made : made.contiguous();
+    }
+    return torch::jit::toIValue(lowered_.values.at(id))->toTensor();
+  }
+
+  Slot keep(at::Tensor tensor) {
+    const auto slot = constantSlot(tensor.data_ptr());
+    plan_->constant_tensors.push_back(std::move(tensor));
+    return slot;
+  }
+
+  Slot constantSlot(void* data) {
+    plan_->constants.push_back(data);
+    return {Slot::Kind::constant, plan_->constants.size() - 1};
+  }
+
+  // ----------------------------------------------------------------------------------- outputs
+
+  Layout outputLayout(size_t id) const {
+    const auto& operand = lowered_.operands.at(id);
+    const auto it = group_outputs_.find(id);
+    if (!operand.sizes) {  // a made-up value between two partitions: oneDNN infers
+      return logical_tensor(id, *toDataType(operand.dtype), DNNL_GRAPH_UNKNOWN_NDIMS,
+                            LayoutType::any);
+    }
+    if (it == group_outputs_.end() || request_.any_layout[it->second]) {
+      return any(id, operand.dtype, *operand.sizes, /*constant=*/false);
+    }
+    const auto facts = request_.facts->tensor(lowered_.values.at(id));
+    return strided(id, operand.dtype, *operand.sizes, facts.strides.value());
+  }
+
+  Slot resultSlot(size_t id, const Layout& layout) {
+    const auto it = group_outputs_.find(id);
+    Slot slot{Slot::Kind::output, 0};
+    if (it != group_outputs_.end()) {
+      slot.index = it->second;
+    } else {
+      slot = {Slot::Kind::temporary, plan_->temporary_bytes.size()};
+      plan_->temporary_bytes.push_back(layout.get_mem_size());
+    }
+    slots_.insert_or_assign(id, slot);
+    return slot;
+  }
+
+  void describeOutput(size_t index) {
+    const auto* value = request_.subgraph->outputs()[index];
+    const auto id = value->unique();
+    const auto it = layouts_.find(id);
+    if (it == layouts_.end() || group_outputs_.at(id) != index) {
+      throw CompileError{"an output of the group is not an output of a partition"};
+    }
+    const auto& layout = it->second;
+    const auto facts = request_.facts->tensor(value);
+    auto& spec = plan_->outputs[index];
+    spec.dtype = *facts.dtype;
+    spec.sizes = *facts.sizes;
+    spec.strides = request_.any_layout[index] ? layout.get_strides() : *facts.strides;
+    spec.inplace_input = inplaceInput(id, layout);
+  }
+
+  int64_t inplaceInput(size_t output, const Layout& layout) const {
+    const auto pair = inplace_.find(output);
+    if (pair == inplace_.end()) {
+      return -1;
+    }
+    const auto it = group_inputs_.find(pair->second);
+    if (it == group_inputs_.end() || !request_.owned_inputs[it->second]) {
+      return -1;
+    }
+    const auto& strides = request_.input_strides[it->second];
+    const auto* value = request_.subgraph->inputs()[it->second];
+    const auto facts = request_.facts->tensor(value);
+    const bool same_layout = strides == layout.get_strides() && facts.sizes == layout.get_dims() &&
+                             facts.dtype == lowered_.operands.at(output).dtype;
+    // A second reader in the group could read after the write.
+    return same_layout && value->uses().size() == 1 ? static_cast<int64_t>(it->second) : -1;
+  }
+
+  const CompileRequest& request_;
+  bool pack_;
+  std::shared_ptr<Plan> plan_;
+  LoweredGraph lowered_;
+  size_t next_id_ = size_t{1} << 32;
+  std::unordered_map<size_t, size_t> group_inputs_;
+  std::unordered_map<size_t, size_t> group_outputs_;
+  std::unordered_map<size_t, Layout> layouts_;  // of values computed so far
+  std::unordered_map<size_t, Slot> slots_;      // where they are
+  std::unordered_map<size_t, size_t> inplace_;  // output -> input that it may overwrite
+};
+
+}  // namespace
+
+std::shared_ptr<const Plan> compilePlan(const CompileRequest& request) {
+  try {
+    try {
+      return PlanCompiler(request, /*pack=*/true).run();
+    } catch (const PackError&) {
+      return PlanCompiler(request, /*pack=*/false).run();
+    }
+  } catch (const dnnl::error& error) {
+    throw CompileError{fmt::format("oneDNN: {}", error.what())};
+  }
+}
+
+}  // namespace llga

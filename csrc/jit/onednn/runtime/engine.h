@@ -1,0 +1,25 @@
+// The process-wide oneDNN CPU engine and stream.
+//
+// Both are created on first use and never destroyed: compiled partitions of modules that outlive
+// the interpreter's exit handlers may still refer to them. Any thread may use both; a CPU stream
+// has no state of its own, execution is synchronous.
+#pragma once
+
+#include <oneapi/dnnl/dnnl_graph.hpp>
+
+#include <string>
+
+namespace llga {
+
+// Scratch memory of compiled partitions comes from PyTorch's CPU allocator.
+const dnnl::engine& engine();
+dnnl::stream& stream();
+
+// "3.2.0" of the library that is loaded, not of the headers.
+std::string onednnVersion();
+// Full commit hash the library was built from.
+std::string onednnHash();
+// The instruction set oneDNN may use: "avx512_core_amx", ...
+std::string effectiveIsa();
+
+}  // namespace llga

@@ -1,0 +1,44 @@
+#include "jit/onednn/runtime/layout.h"
+
+#include <ATen/ATen.h>
+
+#include "jit/onednn/ops/lowering.h"
+#include "jit/onednn/runtime/engine.h"
+
+namespace llga {
+
+using dnnl::graph::logical_tensor;
+
+Layout layoutOf(const at::Tensor& tensor, size_t id) {
+  auto sizes = tensor.sizes().vec();
+  auto strides = tensor.strides().vec();
+  if (sizes.empty()) {
+    sizes = strides = {1};
+  }
+  return logical_tensor(id, *toDataType(tensor.scalar_type()), sizes, strides);
+}
+
+bool isOpaque(const Layout& layout) {
+  return layout.get_layout_type() == logical_tensor::layout_type::opaque;
+}
+
+Layout withId(const Layout& from, size_t id) {
+  if (isOpaque(from)) {
+    return logical_tensor(id, from.get_data_type(), from.get_dims(), from.get_layout_id(),
+                          from.get_property_type());
+  }
+  return logical_tensor(id, from.get_data_type(), from.get_dims(), from.get_strides(),
+                        from.get_property_type());
+}
+
+void copyToPlain(const Layout& layout, const void* source, const at::Tensor& plain) {
+  const auto input = withId(layout, 0);
+  const auto output = layoutOf(plain, 1);
+  const dnnl::graph::op op(0, OpKind::Reorder, {input}, {output}, "unpack");
+  const dnnl::graph::partition partition(op, dnnl::engine::kind::cpu);
+  const auto compiled = partition.compile({input}, {output}, engine());
+  compiled.execute(stream(), {dnnl::graph::tensor(input, engine(), const_cast<void*>(source))},
+                   {dnnl::graph::tensor(output, engine(), plain.data_ptr())});
+}
+
+}  // namespace llga

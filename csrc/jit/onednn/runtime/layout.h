@@ -1,0 +1,24 @@
+// Memory layouts as oneDNN Graph's logical tensors. Slow path only; any thread may call.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <oneapi/dnnl/dnnl_graph.hpp>
+
+namespace llga {
+
+using Layout = dnnl::graph::logical_tensor;
+
+// The layout of a plain tensor; a 0-dim tensor is its one element.
+Layout layoutOf(const at::Tensor& tensor, size_t id = 0);
+
+// `from` under another id.
+Layout withId(const Layout& from, size_t id);
+
+bool isOpaque(const Layout& layout);
+
+// Copies `source`, which lies in `layout` (maybe an opaque one), into a plain tensor, by a Reorder
+// partition. The other direction does not exist on CPU: oneDNN (3.2 to 3.7) makes every output of
+// a partition plain, whatever layout was asked for. Throws dnnl::error.
+void copyToPlain(const Layout& layout, const void* source, const at::Tensor& plain);
+
+}  // namespace llga

@@ -1,0 +1,45 @@
+// Constant weights in the layouts that compiled partitions ask for.
+//
+// One packed copy for each pair (constant tensor, layout), shared by all plans, shapes and threads
+// that need it. A plan owns what it reads through shared_ptr; the registry only remembers (weak),
+// so the last plan frees the memory. Any thread may call; packing holds one lock.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "jit/onednn/facts.h"
+#include "jit/onednn/runtime/layout.h"
+
+namespace llga {
+
+class PackedWeight {
+ public:
+  PackedWeight(at::Tensor memory, size_t bytes);
+  ~PackedWeight();
+  PackedWeight(const PackedWeight&) = delete;
+  PackedWeight& operator=(const PackedWeight&) = delete;
+
+  void* data() const { return memory_.data_ptr(); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  at::Tensor memory_;
+  size_t bytes_;
+};
+
+using PackedWeightPtr = std::shared_ptr<const PackedWeight>;
+
+// Thrown where a layout can't be packed; the plan then takes the plain weight.
+struct PackError {
+  const char* reason;
+};
+
+// `weight` in layout `layout`; packed now unless some plan already has it. Throws PackError.
+PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout);
+
+// Bytes of all packed weights alive.
+size_t packedBytes();
+
+}  // namespace llga

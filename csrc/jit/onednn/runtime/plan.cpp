@@ -1,0 +1,131 @@
+#include "jit/onednn/runtime/plan.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/util/SmallVector.h>
+
+#include "jit/onednn/runtime/engine.h"
+
+namespace llga {
+
+// oneDNN tensors of one execution. Their constant handles are set once; the others are set before
+// every call.
+struct Plan::Arguments {
+  struct Binding {
+    dnnl_graph_tensor_t tensor;
+    Slot slot;
+  };
+  struct Call {
+    // Not const themselves only because the C API of 3.2 asks for that.
+    mutable std::vector<const_dnnl_graph_tensor_t> inputs;
+    mutable std::vector<const_dnnl_graph_tensor_t> outputs;
+  };
+  std::vector<dnnl::graph::tensor> tensors;
+  std::vector<Binding> bindings;
+  std::vector<Call> calls;
+};
+
+Plan::~Plan() { delete idle_.load(std::memory_order_acquire); }
+
+std::unique_ptr<Plan::Arguments> Plan::makeArguments() const {
+  auto arguments = std::make_unique<Arguments>();
+  auto add = [&](const std::vector<std::pair<Slot, Layout>>& from,
+                 std::vector<const_dnnl_graph_tensor_t>& to) {
+    for (const auto& [slot, layout] : from) {
+      const bool fixed = slot.kind == Slot::Kind::constant;
+      arguments->tensors.emplace_back(layout, engine(), fixed ? constants[slot.index] : nullptr);
+      auto* tensor = arguments->tensors.back().get();
+      to.push_back(tensor);
+      if (!fixed) {
+        arguments->bindings.push_back({tensor, slot});
+      }
+    }
+  };
+  for (const auto& step : steps) {
+    auto& call = arguments->calls.emplace_back();
+    add(step.inputs, call.inputs);
+    add(step.outputs, call.outputs);
+  }
+  return arguments;
+}
+
+void Plan::prepare() { idle_.store(makeArguments().release(), std::memory_order_release); }
+
+size_t Plan::constantBytes() const {
+  size_t bytes = 0;
+  for (const auto& weight : packed) {
+    bytes += weight->bytes();
+  }
+  return bytes;
+}
+
+namespace {
+
+// The tensor an output is written to: the input's own if that is allowed and nobody would notice.
+at::Tensor makeOutput(const OutputSpec& spec, c10::ArrayRef<c10::IValue> inputs) {
+  if (spec.inplace_input >= 0) {
+    const auto& tensor = inputs[static_cast<size_t>(spec.inplace_input)].toTensor();
+    // use_count is exact here: a value that only this stack holds can gain no other owner.
+    if (tensor.use_count() == 1 && tensor.storage().use_count() == 1) {
+      return tensor;
+    }
+  }
+  return at::Tensor(at::detail::empty_strided_cpu(spec.sizes, spec.strides, spec.dtype));
+}
+
+// Inputs are only read (an in-place output has its own slot), so a copy-on-write storage stays
+// lazy.
+inline void* dataOf(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto* base =
+      static_cast<const char*>(impl->unsafe_storage().unsafeGetStorageImpl()->data());
+  return const_cast<char*>(base) + impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
+}
+
+}  // namespace
+
+void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
+  const auto inputs = torch::jit::last(stack, inputs_count);
+  c10::SmallVector<at::Tensor, 2> results;
+  for (const auto& spec : outputs) {
+    results.push_back(makeOutput(spec, inputs));
+  }
+  c10::SmallVector<c10::DataPtr, 2> temporaries;
+  for (const auto bytes : temporary_bytes) {
+    temporaries.push_back(at::getCPUAllocator()->allocate(bytes));
+  }
+
+  auto* taken = idle_.exchange(nullptr, std::memory_order_acquire);
+  std::unique_ptr<Arguments> arguments(taken != nullptr ? taken : makeArguments().release());
+
+  for (const auto& [tensor, slot] : arguments->bindings) {
+    void* data = nullptr;
+    switch (slot.kind) {
+      case Slot::Kind::input:
+        data = dataOf(inputs[slot.index].toTensor());
+        break;
+      case Slot::Kind::output:
+        data = dataOf(results[slot.index]);
+        break;
+      default:
+        data = temporaries[slot.index].get();
+    }
+    dnnl_graph_tensor_set_data_handle(tensor, data);
+  }
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto& call = arguments->calls[i];
+    dnnl::error::wrap_c_api(dnnl_graph_compiled_partition_execute(
+                                steps[i].compiled.get(), stream().get(), call.inputs.size(),
+                                call.inputs.data(), call.outputs.size(), call.outputs.data()),
+                            "could not execute the compiled partition");
+  }
+  delete idle_.exchange(arguments.release(), std::memory_order_acq_rel);
+
+  torch::jit::drop(stack, inputs_count);
+  for (auto& result : results) {
+    stack.emplace_back(std::move(result));
+  }
+}
+
+}  // namespace llga

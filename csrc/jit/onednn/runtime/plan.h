@@ -1,0 +1,76 @@
+// What a fusion group does for one signature: compiled partitions, their arguments prepared.
+//
+// A plan is immutable after compilation and shared by threads; execute() may run in several at
+// once. It owns its packed weights and compiled partitions.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <oneapi/dnnl/dnnl_graph.hpp>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "jit/onednn/facts.h"
+#include "jit/onednn/runtime/packed_weights.h"
+
+namespace llga {
+
+// Where an argument of a compiled partition lives.
+struct Slot {
+  enum class Kind { input, output, temporary, constant };
+  Kind kind;
+  size_t index;
+};
+
+struct OutputSpec {
+  at::ScalarType dtype;
+  Shape sizes;
+  Shape strides;
+  // The group input whose memory may become this output: oneDNN offers it and nothing else in the
+  // group reads it. Used at run time only if no one else holds that input. -1: none.
+  int64_t inplace_input = -1;
+};
+
+class Plan {
+ public:
+  struct Step {
+    dnnl::graph::compiled_partition compiled;
+    std::vector<std::pair<Slot, Layout>> inputs;
+    std::vector<std::pair<Slot, Layout>> outputs;
+  };
+
+  std::vector<Step> steps;
+  std::vector<OutputSpec> outputs;
+  std::vector<size_t> temporary_bytes;
+  // Constants by Slot index: packed weights, or plain tensors used as they are.
+  std::vector<PackedWeightPtr> packed;
+  std::vector<void*> constants;
+  std::vector<at::Tensor> constant_tensors;
+
+  Plan() = default;
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  // To be called once, when all fields are set.
+  void prepare();
+
+  // Replaces the top `inputs` values of the stack with the outputs. `inputs` match the signature
+  // the plan was compiled for. Throws dnnl::error.
+  void execute(torch::jit::Stack& stack, size_t inputs) const;
+
+  size_t constantBytes() const;
+
+ private:
+  struct Arguments;
+  std::unique_ptr<Arguments> makeArguments() const;
+
+  // One set of prepared arguments waits here; a second thread makes its own.
+  mutable std::atomic<Arguments*> idle_{nullptr};
+};
+
+}  // namespace llga

@@ -1,0 +1,39 @@
+"""Fuses TorchScript inference graphs on CPU with the oneDNN Graph API.
+
+    import torch, llga_fuser
+    torch.jit.enable_onednn_fusion(True)      # acts on this fuser once llga_fuser is imported
+    model = torch.jit.freeze(torch.jit.trace(net.eval(), x))
+    with torch.no_grad():
+        model(x)
+
+Importing changes nothing but what those switches act on: no graph is fused before one is used.
+"""
+
+from llga_fuser._check import check_versions
+
+check_versions()
+
+# The checks above come first: a module built against another torch fails to load, or worse.
+from llga_fuser._cache import (  # noqa: E402
+    CacheInfo,
+    cache_info,
+    clear_cache,
+    set_cache_capacity,
+)
+from llga_fuser._config import show_config  # noqa: E402
+from llga_fuser._switch import enable, fusion, install_switches, is_enabled  # noqa: E402
+from llga_fuser._version import __version__  # noqa: E402
+
+install_switches()
+
+__all__ = [
+    "CacheInfo",
+    "__version__",
+    "cache_info",
+    "clear_cache",
+    "enable",
+    "fusion",
+    "is_enabled",
+    "set_cache_capacity",
+    "show_config",
+]

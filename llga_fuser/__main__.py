@@ -1,0 +1,32 @@
+"""`python -m llga_fuser`: the package's commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the result is the process' exit code."""
+    from llga_fuser import bench, show_config
+
+    parser = argparse.ArgumentParser(
+        prog="python -m llga_fuser", description="oneDNN Graph fuser for TorchScript on CPU"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    bench.add_arguments(
+        commands.add_parser("bench", help="time models side by side with other engines")
+    )
+    commands.add_parser("env", help="versions and capabilities, for a bug report")
+    options = parser.parse_args(arguments)
+    if options.command == "env":
+        print(show_config())
+        return 0
+    return bench.main(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

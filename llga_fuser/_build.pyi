@@ -1,0 +1,5 @@
+"""Written by CMake."""
+
+VERSION: str
+TORCH_VERSION: str
+ONEDNN_VERSION: str

@@ -1,0 +1,102 @@
+"""The result of one model as text of at most 100 columns."""
+
+from __future__ import annotations
+
+from llga_fuser.bench.run import Engine, ModelResult
+
+__all__ = ["heading", "render"]
+
+_COLUMNS = (  # heading, width
+    ("engine", -12),
+    ("median", 9),
+    ("min", 9),
+    ("noise", 6),
+    ("vs TS", 7),
+    ("vs builtin", 11),
+    ("warm-up", 8),
+    ("peak", 7),
+    ("max err", 9),
+    ("rel err", 9),
+    ("groups", 7),
+    ("", 6),
+)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-4:
+        return f"{seconds * 1e6:.2f} us"
+    return f"{seconds * 1e3:.{3 if seconds < 1e-2 else 2}f}"
+
+
+def _ratio(base: Engine | None, engine: Engine) -> str:
+    return f"{base.median / engine.median:.2f}x" if base and base.median else "-"
+
+
+def _error(value: float | None) -> str:
+    return "nan" if value is None else f"{value:.1e}"
+
+
+def _row(cells: list[str]) -> str:
+    parts = []
+    for cell, (_, width) in zip(cells, _COLUMNS, strict=True):
+        parts.append(cell.ljust(-width) if width < 0 else cell.rjust(width))
+    return "".join(parts).rstrip()
+
+
+def heading(result: ModelResult) -> str:
+    o = result.options
+    return (
+        f"{result.model}  {o.dtype}  batch {o.batch}  input {result.size}  "
+        f"{o.threads} thread{'s' if o.threads > 1 else ''}"
+    )
+
+
+def render(result: ModelResult) -> str:
+    """The table, and what has to be said about it."""
+    script, builtin = result.engine("torchscript"), result.engine("builtin")
+    lines = [heading(result), _row([name for name, _ in _COLUMNS])]
+    for e in result.engines:
+        if e.failure is not None:
+            lines.append(f"{e.name:12}  failed: {e.failure}"[:100])
+            continue
+        lines.append(
+            _row(
+                [
+                    e.name,
+                    _time(e.median),
+                    _time(e.minimum),
+                    f"{100 * e.spread:.0f}%",
+                    _ratio(script, e),
+                    _ratio(builtin, e),
+                    f"{e.warm_up:.2f} s",
+                    "-" if e.peak_memory is None else f"{e.peak_memory / 2**20:.0f} M",
+                    _error(e.max_abs_error),
+                    _error(e.relative_error),
+                    "-" if e.groups is None else str(e.groups),
+                    "ok" if e.agrees else "WRONG",
+                ]
+            )
+        )
+    return "\n".join([*lines, *_notes(result)])
+
+
+def _notes(result: ModelResult) -> list[str]:
+    notes = ["times in ms; vs: how many times as fast; noise: interquartile range of the calls"]
+    for e in result.engines:
+        if e.groups is not None and e.failure is None:
+            fused, total = e.nodes_fused or 0, (e.nodes_fused or 0) + (e.nodes_outside or 0)
+            notes.append(f"{e.name}: {fused} of {total} operators in {e.groups} fusion groups")
+        if e.fallbacks:
+            reasons = ", ".join(f"{n} x {reason}" for reason, n in e.fallbacks.items())
+            notes.append(
+                f"{e.name}: groups ran in the interpreter after the warm-up: {reasons}"[:100]
+            )
+    limit = f"numbers agree up to a relative error of {result.limit:.1e} against eager fp32"
+    if result.bf16_rounding is not None:
+        limit += f" (eager's own bf16: {result.bf16_rounding:.1e})"
+    notes.append(limit)
+    noise = f"{result.rounds} rounds, {result.rounds_left_out} left out as others kept the CPU busy"
+    if result.foreign_load is not None:
+        noise += f"; foreign load up to {100 * result.foreign_load:.0f}% of one CPU"
+    notes.append(noise)
+    return notes

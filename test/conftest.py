@@ -1,0 +1,24 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def fuser() -> Iterator[None]:
+    """The fuser on for one test; afterwards the executor is what it was."""
+    import llga_fuser  # not at the top: the tests of dnnl_graph run without torch's fuser
+
+    previous = llga_fuser.enable(True)
+    yield
+    llga_fuser.enable(previous)
+    llga_fuser.clear_cache()

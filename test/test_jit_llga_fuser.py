@@ -1,0 +1,2441 @@
+"""The entry suite: every op and pattern the fuser takes, and what it has to leave alone.
+
+A row of a table below is one op or pattern; each runs traced, scripted, channels last and in bf16
+(both ways people get it), and is compared with eager on every call. To add an op, add a row.
+
+    python test/test_jit_llga_fuser.py -k test_conv2d_eltwise
+
+also runs the models marked `slow`, which a plain `pytest` leaves out.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import llga_fuser
+from llga_fuser import _models
+from models.small_transformers import ARCHITECTURES
+from util import (
+    GROUP,
+    Tolerance,
+    assert_same,
+    check,
+    check_model,
+    expect,
+    fused_graph,
+    net,
+    onednn_version,
+    randomize,
+    restored,
+    to_script,
+    twin,
+    walk,
+)
+
+pytestmark = pytest.mark.usefixtures("fuser")
+
+
+@pytest.fixture
+def all_threads() -> None:
+    """Asked for by tests that run with as many threads as torch takes by itself."""
+
+
+@pytest.fixture(autouse=True)
+def few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread for the others: on a busy machine two threads wait for each other, op by op."""
+    with restored(torch.get_num_threads, torch.set_num_threads):
+        if "all_threads" not in request.fixturenames:
+            torch.set_num_threads(1)
+        yield
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "traced": {},
+    "scripted": {"scripted": True},
+    "channels_last": {"memory_format": torch.channels_last},
+    "bf16": {"dtype": torch.bfloat16},
+    "autocast": {"autocast": True},
+}
+PLAIN = ("traced", "scripted", "channels_last", "bf16")  # autocast adds nothing to a lone op
+Shape = tuple[int, ...]
+Make = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row: what runs, on what, and what has to go in."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Sequence[Shape | Make]
+    fused: str = ""
+    groups: int | None = None
+    outside: str = ""
+    modes: Sequence[str] = PLAIN
+    tol: Tolerance | None = None
+    fallbacks: bool = False  # may run in the interpreter
+    numbers_only: Sequence[str] = ()  # modes in which going in is not asked for
+    marks: Sequence[Any] = field(default=())
+
+    def run(self, mode: str) -> None:
+        torch.manual_seed(0)
+        module = randomize(self.build())
+        inputs = [torch.randn(i) if isinstance(i, tuple) else i() for i in self.inputs]
+        wanted = {"fused": self.fused, "groups": self.groups, "outside": self.outside}
+        if mode in self.numbers_only:
+            wanted = {}
+        check(module, inputs, tol=self.tol, fallbacks=self.fallbacks, **wanted, **MODES[mode])
+
+
+def table(cases: Iterable[Case]) -> Any:
+    """Parametrises a test with the rows of a table, each in all its modes."""
+    params = []
+    for case in cases:
+        ranks = [len(i) for i in case.inputs if isinstance(i, tuple)]
+        for mode in case.modes:
+            if mode == "channels_last" and not any(r in (4, 5) for r in ranks):
+                continue
+            params.append(pytest.param(case, mode, id=f"{case.name}-{mode}", marks=case.marks))
+    return pytest.mark.parametrize(("case", "mode"), params)
+
+
+def positive(*shape: int) -> Make:
+    return lambda: torch.rand(shape) + 0.2
+
+
+def quarters(*shape: int) -> Make:
+    """Exact in every dtype and order of summation, and never at a tie of rounding."""
+    return lambda: torch.randint(-8, 8, shape) * 1.0 + 0.25
+
+
+def special(*shape: int) -> Make:
+    """NaN, infinities, zeros of both signs and ordinary numbers."""
+
+    def make() -> Tensor:
+        x = torch.randn(shape)
+        flat = x.view(-1)
+        for i, value in enumerate((torch.nan, torch.inf, -torch.inf, 0.0, -0.0)):
+            flat[i * 7 % flat.numel() :: 29] = value
+        return x
+
+    return make
+
+
+def one_by_one(channels: int = 4, weight: float = 1.0) -> nn.Conv2d:
+    """A convolution that only multiplies by `weight`: exact, and NaN stays in its pixel."""
+    conv = nn.Conv2d(channels, channels, 1, groups=channels, bias=False)
+    nn.init.constant_(conv.weight, weight)
+    return conv
+
+
+# ---------------------------------------------------------------------------------- convolution
+
+CONV = (None, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONV_TRANSPOSE = (None, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+SIZES = (None, (2, 8, 15), (2, 8, 15, 11), (2, 8, 7, 9, 6))
+
+CONV_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no_bias": {"bias": False},
+    "stride": {"stride": 2},
+    "padding": {"padding": 1},
+    "dilation": {"dilation": 2},
+    "groups": {"groups": 4},
+    "depthwise": {"groups": 8},
+    "depthwise_multiplier": {"groups": 8, "out_channels": 24},
+    "pointwise": {"kernel_size": 1},
+    "all": {"stride": 2, "padding": 2, "dilation": 2, "groups": 2, "bias": False},
+    "same": {"padding": "same"},
+    "same_dilation": {"padding": "same", "dilation": 2},
+    "same_even_kernel": {"padding": "same", "kernel_size": 4},  # pads more on one side
+    "valid": {"padding": "valid"},
+}
+CONV_TRANSPOSE_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no_bias": {"bias": False},
+    "stride": {"stride": 2},
+    "padding": {"padding": 1},
+    "dilation": {"dilation": 2},
+    "groups": {"groups": 4},
+    "depthwise": {"groups": 8, "out_channels": 8},
+    "output_padding": {"stride": 2, "output_padding": 1},
+    "all": {"stride": 3, "padding": 1, "dilation": 2, "groups": 2, "output_padding": 2},
+}
+
+
+def conv(layers: Sequence[Any], dim: int, options: dict[str, Any]) -> nn.Module:
+    return layers[dim](**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
+
+
+@table(
+    Case(
+        f"conv{dim}d_{name}",
+        lambda dim=dim, options=options: conv(CONV, dim, options),
+        [SIZES[dim]],
+        fused="conv",
+        # An even kernel needs a pad op of its own, which stays outside.
+        groups=None if name == "same_even_kernel" else 1,
+        modes=(*PLAIN, "autocast"),
+    )
+    for dim in (1, 2, 3)
+    for name, options in CONV_OPTIONS.items()
+)
+def test_conv(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@table(
+    Case(
+        f"conv_transpose{dim}d_{name}",
+        lambda dim=dim, options=options: conv(CONV_TRANSPOSE, dim, options),
+        [SIZES[dim]],
+        fused="conv",
+        groups=1,
+    )
+    for dim in (1, 2, 3)
+    for name, options in CONV_TRANSPOSE_OPTIONS.items()
+)
+def test_conv_transpose(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@table(
+    [
+        Case(
+            "asymmetric",
+            lambda: nn.Conv2d(8, 16, (3, 5), (2, 1), (0, 2), (1, 2)),
+            [(2, 8, 15, 19)],
+            fused="conv",
+            groups=1,
+        ),
+        Case(
+            "no_batch",
+            lambda: nn.Conv2d(8, 16, 3),
+            [(8, 9, 9)],
+            modes=("traced", "scripted", "bf16"),
+        ),
+        Case(
+            "weight_is_input",
+            lambda: net("F.conv2d(x, w, b, padding=1)", "x, w, b"),
+            [(2, 8, 9, 9), (16, 8, 3, 3), (16,)],
+            fused="conv",
+            groups=1,
+        ),
+        Case(
+            "reflect_padding",
+            lambda: nn.Conv2d(8, 16, 3, padding=1, padding_mode="reflect"),
+            [(2, 8, 9, 9)],
+            fused="conv",
+            groups=1,
+        ),
+        Case(
+            "transpose_output_size",
+            lambda: net("self.c(x, [16, 18])", c=nn.ConvTranspose2d(8, 4, 3, 2)),
+            [(1, 8, 7, 8)],
+            fused="conv",
+            modes=("traced",),
+        ),
+        Case("one_pixel", lambda: nn.Conv2d(8, 16, 1), [(1, 8, 1, 1)], fused="conv", groups=1),
+        Case(
+            "one_channel",
+            lambda: nn.Conv2d(1, 1, 3, padding=1),
+            [(2, 1, 8, 8)],
+            fused="conv",
+            groups=1,
+        ),
+    ]
+)
+def test_conv_special(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# -------------------------------------------------------------------------------------- pooling
+
+POOL_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stride": {"stride": 1},
+    "padding": {"stride": 2, "padding": 1},
+    "ceil": {"stride": 2, "ceil_mode": True},
+    "ceil_padding": {"stride": 2, "padding": 1, "ceil_mode": True},
+}
+MAX_OPTIONS = {**POOL_OPTIONS, "dilation": {"stride": 1, "dilation": 2}}
+AVG_OPTIONS = {
+    **POOL_OPTIONS,
+    "exclude_pad": {"stride": 2, "padding": 1, "count_include_pad": False},
+    "ceil_exclude_pad": {"stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False},
+}
+POOLS = {
+    "max": (None, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+    "avg": (None, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+}
+
+
+@table(
+    Case(
+        f"{kind}_pool{dim}d_{name}",
+        lambda kind=kind, dim=dim, options=options: POOLS[kind][dim](3, **options),
+        # Sizes for which ceil_mode makes a difference.
+        [(2, 8, 14, 12, 10)[: dim + 2]],
+        # oneDNN cannot round up and count the padding at once (aten does not count what it rounds).
+        **(
+            {"outside": f"avg_pool{dim}d"}
+            if kind == "avg" and name in ("ceil", "ceil_padding")
+            else {"fused": f"{kind}_pool{dim}d", "groups": 1}
+        ),
+        # aten has no avg_pool3d for bf16.
+        modes=PLAIN[:-1] if (kind, dim) == ("avg", 3) else PLAIN,
+    )
+    for kind, kinds in (("max", MAX_OPTIONS), ("avg", AVG_OPTIONS))
+    for dim in (1, 2, 3)
+    for name, options in kinds.items()
+)
+def test_pool(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+ADAPTIVE = (None, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+
+
+@table(
+    [
+        *(
+            Case(
+                f"adaptive_avg_pool{dim}d_to_{size}",
+                lambda dim=dim, size=size: nn.Sequential(CONV[dim](8, 8, 1), ADAPTIVE[dim](size)),
+                [(2, 8, 6, 9, 12)[: dim + 2]],
+                fused=f"conv adaptive_avg_pool{dim}d",
+            )
+            for dim in (1, 2, 3)
+            for size in (1, 3)
+        ),
+        *(
+            Case(
+                f"adaptive_avg_pool{dim}d_uneven",
+                lambda dim=dim: nn.Sequential(CONV[dim](8, 8, 1), ADAPTIVE[dim](4)),
+                [(2, 8, 7, 9, 10)[: dim + 2]],
+                fused="conv",
+                # The sizes are only known at run time: a group that took it falls back.
+                fallbacks=True,
+            )
+            for dim in (1, 2, 3)
+        ),
+        Case(
+            "adaptive_avg_pool2d_one_dim",
+            lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d((None, 1))),
+            [(2, 8, 6, 9)],
+            fused="conv",
+            modes=("traced", "channels_last", "bf16"),
+        ),
+        Case(
+            "adaptive_max_pool2d",
+            lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.AdaptiveMaxPool2d(3)),
+            [(2, 8, 9, 9)],
+            fused="conv",
+            outside="adaptive_max_pool2d",
+        ),
+        Case(
+            "avg_pool2d_divisor",
+            lambda: nn.AvgPool2d(3, divisor_override=5),
+            [(2, 8, 9, 9)],
+            outside="avg_pool2d",
+        ),
+        Case(
+            "max_pool2d_indices",
+            lambda: nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(2, return_indices=True)),
+            [(2, 8, 9, 9)],
+            fused="conv",
+            outside="max_pool2d_with_indices",
+            # A value that rounds another way can move the index: exact numbers only.
+            modes=("traced", "scripted"),
+        ),
+        Case(
+            "max_pool2d_indices_unused",
+            lambda: net("F.max_pool2d_with_indices(self.c(x), 2)[0]", c=nn.Conv2d(8, 8, 1)),
+            [(2, 8, 9, 9)],
+            fused="conv",
+            modes=("traced", "channels_last", "bf16"),
+        ),
+        Case("max_pool2d_no_batch", lambda: nn.MaxPool2d(2), [(8, 9, 9)]),
+    ]
+)
+def test_pool_special(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# ------------------------------------------------------------------------------- linear, matmul
+
+
+@table(
+    Case(
+        f"linear_{len(shape)}d_{'bias' if bias else 'no_bias'}",
+        lambda bias=bias: nn.Linear(16, 24, bias=bias),
+        [shape],
+        # One dimension is less than oneDNN takes.
+        **({"fused": "linear", "groups": 1} if len(shape) > 1 else {}),
+        modes=("traced", "scripted", "bf16", "autocast"),
+    )
+    for shape in ((16,), (5, 16), (3, 5, 16), (2, 3, 5, 16))
+    for bias in (True, False)
+)
+def test_linear(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+MATMULS: tuple[tuple[Shape, Shape], ...] = (
+    ((6,), (6,)),
+    ((6,), (6, 5)),
+    ((4, 6), (6,)),
+    ((4, 6), (6, 5)),
+    ((6,), (3, 6, 5)),
+    ((3, 4, 6), (6,)),
+    ((4, 6), (3, 6, 5)),
+    ((3, 4, 6), (6, 5)),
+    ((3, 4, 6), (3, 6, 5)),
+    ((1, 4, 6), (3, 6, 5)),
+    ((3, 4, 6), (1, 6, 5)),
+    ((2, 3, 4, 6), (6,)),
+    ((6,), (2, 3, 6, 5)),
+    ((2, 3, 4, 6), (6, 5)),
+    ((4, 6), (2, 3, 6, 5)),
+    ((2, 3, 4, 6), (3, 6, 5)),
+    ((3, 4, 6), (2, 3, 6, 5)),
+    ((2, 3, 4, 6), (2, 3, 6, 5)),
+    ((2, 1, 4, 6), (1, 3, 6, 5)),
+    ((2, 2, 3, 4, 6), (2, 2, 3, 6, 5)),
+)
+
+
+@table(
+    Case(
+        f"matmul_{'x'.join(map(str, a))}_{'x'.join(map(str, b))}",
+        lambda: net("torch.matmul(x, y)", "x, y"),
+        [a, b],
+        # A product without dimensions is left to aten.
+        **({"fused": "matmul", "groups": 1} if len(a) + len(b) > 2 else {}),
+        modes=("traced", "scripted", "bf16"),
+    )
+    for a, b in MATMULS
+)
+def test_matmul(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@table(
+    [
+        *(
+            Case(
+                f"addmm_beta_{beta}_alpha_{alpha}_{'x'.join(map(str, shape))}",
+                lambda beta=beta, alpha=alpha: net(
+                    f"torch.addmm(x, y, z, beta={beta}, alpha={alpha})", "x, y, z"
+                ),
+                [shape, (4, 6), (6, 5)],
+                # Scaling both sides takes more than one partition.
+                fused="addmm" if beta in (0, 1) else "",
+                modes=("traced", "scripted", "bf16"),
+            )
+            for beta, alpha in ((1, 1), (2, 3), (0.5, 1.5), (1, 0.5), (0, 1), (1, 0))
+            for shape in ((5,), (4, 5), (1, 5), (4, 1), ())
+        ),
+        *(
+            Case(
+                f"baddbmm_beta_{beta}_alpha_{alpha}",
+                lambda beta=beta, alpha=alpha: net(
+                    f"torch.baddbmm(x, y, z, beta={beta}, alpha={alpha})", "x, y, z"
+                ),
+                [(3, 4, 5), (3, 4, 6), (3, 6, 5)],
+                fused="baddbmm" if beta in (0, 1) else "",
+                modes=("traced", "scripted", "bf16"),
+            )
+            for beta, alpha in ((1, 1), (2, 3), (0.5, 1.5), (0, 1))
+        ),
+        Case(
+            "addmm_beta_0_ignores_nan",
+            lambda: net("torch.addmm(x, y, z, beta=0)", "x, y, z"),
+            [lambda: torch.full((4, 5), torch.nan), (4, 6), (6, 5)],
+            modes=("traced", "scripted", "bf16"),
+        ),
+        Case("mm", lambda: net("torch.mm(x, y)", "x, y"), [(4, 6), (6, 5)], fused="mm", groups=1),
+        Case(
+            "bmm",
+            lambda: net("torch.bmm(x, y)", "x, y"),
+            [(3, 4, 6), (3, 6, 5)],
+            fused="bmm",
+            groups=1,
+        ),
+        Case(
+            "transposed_right",
+            lambda: net("torch.matmul(x, y.transpose(-1, -2))", "x, y"),
+            [(2, 3, 4, 6), (2, 3, 5, 6)],
+            fused="matmul",
+            groups=1,
+        ),
+        Case(
+            "transposed_left",
+            lambda: net("torch.matmul(x.t(), y)", "x, y"),
+            [(6, 4), (6, 5)],
+            fused="matmul",
+            groups=1,
+        ),
+        Case(
+            "constant_right",
+            lambda: net("torch.matmul(x, self.w)", w=torch.randn(6, 5)),
+            [(2, 4, 6)],
+            fused="matmul",
+            groups=1,
+        ),
+        Case(
+            "linear_weight_is_input",
+            lambda: net("F.linear(x, y, z)", "x, y, z"),
+            [(4, 6), (5, 6), (5,)],
+            fused="linear",
+            groups=1,
+        ),
+        Case(
+            "einsum",
+            lambda: net("torch.einsum('bij,bjk->bik', x, y)", "x, y"),
+            [(3, 4, 6), (3, 6, 5)],
+            modes=("traced", "scripted", "bf16"),
+        ),
+    ]
+)
+def test_matmul_family(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# ------------------------------------------------------------------------------------------ norm
+
+NORMS = {
+    "batch_norm1d_2d": (lambda: nn.BatchNorm1d(8), (4, 8)),
+    "batch_norm1d": (lambda: nn.BatchNorm1d(8), (4, 8, 5)),
+    "batch_norm2d": (lambda: nn.BatchNorm2d(8), (2, 8, 5, 7)),
+    "batch_norm3d": (lambda: nn.BatchNorm3d(8), (2, 8, 3, 5, 4)),
+    "batch_norm2d_eps": (lambda: nn.BatchNorm2d(8, eps=0.1), (2, 8, 5, 7)),
+    "batch_norm2d_no_affine": (lambda: nn.BatchNorm2d(8, affine=False), (2, 8, 5, 7)),
+    "layer_norm_2d": (lambda: nn.LayerNorm(16), (5, 16)),
+    "layer_norm_3d": (lambda: nn.LayerNorm(16), (2, 5, 16)),
+    "layer_norm_4d": (lambda: nn.LayerNorm(16), (2, 3, 5, 16)),
+    "layer_norm_5d": (lambda: nn.LayerNorm(16), (2, 3, 2, 5, 16)),
+    "layer_norm_eps": (lambda: nn.LayerNorm(16, eps=0.1), (2, 5, 16)),
+    "layer_norm_no_affine": (lambda: nn.LayerNorm(16, elementwise_affine=False), (2, 5, 16)),
+    "layer_norm_no_bias": (lambda: nn.LayerNorm(16, bias=False), (2, 5, 16)),
+    "layer_norm_two_dims": (lambda: nn.LayerNorm((5, 16)), (2, 3, 5, 16)),
+    "layer_norm_all_dims": (lambda: nn.LayerNorm((3, 5, 16)), (3, 5, 16)),
+    "layer_norm_1d": (lambda: nn.LayerNorm(16), (16,)),
+}
+# Ranks and forms that oneDNN has no op for.
+NORM_NUMBERS_ONLY = ("layer_norm_1d", "layer_norm_all_dims", "layer_norm_two_dims")
+
+
+@table(
+    [
+        *(
+            Case(
+                name,
+                build,
+                [shape],
+                fused="" if name in NORM_NUMBERS_ONLY else f"{name[:10]}",
+                modes=(*PLAIN, "autocast"),
+            )
+            for name, (build, shape) in NORMS.items()
+        ),
+        Case(
+            "batch_norm2d_own_statistics",
+            lambda: nn.BatchNorm2d(8, track_running_stats=False),
+            [(2, 8, 5, 7)],
+            outside="batch_norm",
+        ),
+        *(
+            Case(
+                f"group_norm_{groups}_{'affine' if affine else 'no_affine'}",
+                lambda groups=groups, affine=affine: nn.GroupNorm(groups, 8, affine=affine),
+                [(2, 8, 5, 7)],
+                # oneDNN 3.6 was the first with the op.
+                **({"fused": "group_norm"} if affine and onednn_version() >= (3, 6) else {}),
+            )
+            for groups in (1, 4, 8)
+            for affine in (True, False)
+        ),
+        Case("instance_norm", lambda: nn.InstanceNorm2d(8, affine=True), [(2, 8, 5, 7)]),
+        Case("rms_norm", lambda: nn.RMSNorm(16), [(2, 5, 16)], modes=("traced", "bf16")),
+    ]
+)
+def test_norm(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# ---------------------------------------------------------------------------------------- binary
+
+# {0} is a convolution's result, {1} the other operand. A scaled other operand ("") is an op of its
+# own that nothing fuses, and the sum may stay out with it.
+BINARIES = {
+    "add": ("torch.add({0}, {1})", "add"),
+    "add_reversed": ("torch.add({1}, {0})", "add"),
+    "add_alpha": ("torch.add({0}, {1}, alpha=2)", ""),
+    "add_alpha_float": ("torch.add({0}, {1}, alpha=0.5)", ""),
+    "add_alpha_reversed": ("torch.add({1}, {0}, alpha=3)", "add"),
+    "add_": ("{0}.add_({1})", "add"),
+    "add_alpha_": ("{0}.add_({1}, alpha=2)", ""),
+    "sub": ("torch.sub({0}, {1})", "sub"),
+    "sub_alpha": ("torch.sub({0}, {1}, alpha=2)", ""),
+    "sub_": ("{0}.sub_({1})", "sub"),
+    "mul": ("torch.mul({0}, {1})", "mul"),
+    "mul_": ("{0}.mul_({1})", "mul"),
+    "div": ("torch.div({0}, {1})", "div"),
+    "div_": ("{0}.div_({1})", "div"),
+    "maximum": ("torch.maximum({0}, {1})", "maximum"),
+    "minimum": ("torch.minimum({0}, {1})", "minimum"),
+}
+# Not commutative: the convolution is the second operand, which oneDNN cannot take as a post-op.
+BINARIES_REVERSED = {
+    "rsub_tensor": "torch.rsub({0}, {1})",
+    "rsub_alpha": "torch.rsub({0}, {1}, alpha=2)",
+    "sub_reversed": "{1} - {0}",
+    "div_reversed": "{1} / ({0}.abs() + 1)",
+}
+OPERANDS: dict[str, Shape] = {
+    "same": (2, 8, 6, 5),
+    "channel": (1, 8, 1, 1),
+    "channel_3d": (8, 1, 1),
+    "batch_channel": (2, 8, 1, 1),
+    "pixel": (1, 1, 6, 5),
+    "row": (5,),
+    "one": (1,),
+    "zero_dim": (),
+}
+
+
+def away_from_zero(shape: Shape) -> Make:
+    return lambda: (torch.rand(shape) + 0.5) * (torch.randint(0, 2, shape) * 2.0 - 1)
+
+
+@table(
+    [
+        *(
+            Case(
+                f"{name}_{size}",
+                lambda code=code: net(code.format("self.c(x)", "y"), "x, y", c=nn.Conv2d(8, 8, 1)),
+                [(2, 8, 6, 5), away_from_zero(shape)],
+                fused=f"conv {kind}",
+                groups=1 if size == "same" and "alpha" not in name else None,
+                modes=PLAIN if size in ("same", "channel", "zero_dim") else ("traced", "bf16"),
+            )
+            for name, (code, kind) in BINARIES.items()
+            for size, shape in OPERANDS.items()
+        ),
+        *(
+            Case(
+                f"{name}_{size}",
+                lambda code=code: net(code.format("self.c(x)", "y"), "x, y", c=nn.Conv2d(8, 8, 1)),
+                [(2, 8, 6, 5), away_from_zero(OPERANDS[size])],
+                fused="conv",
+                modes=("traced", "bf16"),
+            )
+            for name, code in BINARIES_REVERSED.items()
+            for size in ("same", "channel", "zero_dim")
+        ),
+        *(
+            # The convolution's result is the smaller operand: the sum is larger than it.
+            Case(
+                f"{name}_conv_broadcast",
+                lambda code=code: net(code.format("self.c(x)", "y"), "x, y", c=nn.Conv2d(8, 8, 1)),
+                [(1, 8, 1, 5), away_from_zero((3, 8, 6, 5))],
+                fused="conv",
+                modes=("traced", "scripted", "bf16"),
+            )
+            for name, (code, _) in BINARIES.items()
+            if not name.endswith("_")
+        ),
+        *(
+            Case(
+                f"{name}_self",
+                lambda code=code: net(
+                    "y = self.c(x) + 3\nreturn " + code.format("y", "y"), c=nn.Conv2d(8, 8, 1)
+                ),
+                [(2, 8, 6, 5)],
+                # Written in place, and read: left to aten.
+                fused="" if name.endswith("_") else "conv",
+                modes=("traced", "bf16"),
+            )
+            for name, (code, _) in BINARIES.items()
+        ),
+    ]
+)
+def test_binary(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+SCALARS = {
+    "add_int": ("{} + 2", "add"),
+    "add_float": ("{} + 0.3", "add"),
+    "radd": ("2 + {}", "add"),
+    "add_alpha": ("torch.add({}, 3, alpha=2)", "add"),
+    "add_": ("{}.add_(1.5)", "add"),
+    "sub_int": ("{} - 2", "sub"),
+    "sub_alpha": ("torch.sub({}, 3, alpha=0.5)", "sub"),
+    "rsub": ("1 - {}", "rsub"),
+    "rsub_alpha": ("torch.rsub({}, 2.5, alpha=3)", "rsub"),
+    "mul_int": ("{} * 3", "mul"),
+    "mul_float": ("{} * 0.3", "mul"),
+    "rmul": ("0.7 * {}", "mul"),
+    "mul_": ("{}.mul_(0.5)", "mul"),
+    "div_int": ("{} / 3", "div"),
+    "div_float": ("{} / 0.3", "div"),
+    "div_": ("{}.div_(8.0)", "div"),
+    "rdiv": ("1.0 / ({}.abs() + 1)", "reciprocal"),
+    "add_tensor": ("{} + torch.tensor(2.0)", "add"),
+    "mul_tensor": ("{} * torch.tensor(2.0)", "mul"),
+    "mul_int_tensor": ("{} * torch.tensor(2)", "mul"),
+}
+
+
+@table(
+    Case(
+        name,
+        # Freezing folds what comes right behind a convolution into its weights.
+        lambda code=code: net(code.format("torch.relu(self.c(x))"), c=nn.Conv2d(8, 8, 1)),
+        [(2, 8, 6, 5)],
+        fused=f"conv relu {kind}" if name not in ("rdiv", "mul_int_tensor") else "conv relu",
+        modes=(*PLAIN, "autocast"),
+    )
+    for name, (code, kind) in SCALARS.items()
+)
+def test_scalar(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.tensor(2.5, dtype=torch.double),
+        torch.tensor(3),
+        torch.tensor(True),
+        torch.randn(2, 8, 6, 5, dtype=torch.double),
+        torch.randn(2, 8, 6, 5, dtype=torch.float),
+        torch.randn(2, 8, 6, 5, dtype=torch.bfloat16),
+        torch.randn(2, 8, 6, 5, dtype=torch.half),
+        torch.randn(2, 8, 6, 5, dtype=torch.cfloat),
+        torch.randint(-3, 4, (2, 8, 6, 5)),
+        torch.randint(0, 2, (2, 8, 6, 5), dtype=torch.bool),
+    ],
+    ids=lambda t: f"{str(t.dtype).removeprefix('torch.')}_{t.dim()}d",
+)
+@pytest.mark.parametrize("code", ["self.c(x) + y", "y - self.c(x)", "self.c(x) * y"])
+def test_binary_type_promotion(dtype: torch.dtype, other: Tensor, code: str) -> None:
+    # The float32 operand keeps its dtype (`check` casts float32 inputs to `dtype`).
+    code = code.replace("y", "y.float()") if other.dtype == torch.float else code
+    tol = Tolerance(4 * 2.0**-8) if dtype == torch.bfloat16 else Tolerance(5e-5)
+    if other.dtype in (torch.half, torch.bfloat16):
+        tol = Tolerance(4 * 2.0**-8)
+    if other.dtype == torch.bool and " - " in code:
+        code = code.replace("-", "/")  # aten refuses to subtract a bool
+    check(
+        net(code, "x, y", c=nn.Conv2d(8, 8, 1)),
+        [torch.randn(2, 8, 6, 5), other],
+        dtype=dtype,
+        fused="conv",
+        tol=tol,
+    )
+
+
+def test_div_rounding_mode() -> None:
+    """Is not a division to oneDNN."""
+    m = net("torch.div(self.c(x), 2, rounding_mode='floor')", c=one_by_one())
+    check(m, [quarters(2, 4, 5, 5)()], fused="conv", outside="div")
+
+
+@pytest.mark.parametrize("value", [0.5, -2, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_addcmul(value: float, dtype: torch.dtype) -> None:
+    m = net(f"torch.addcmul(self.c(x), y, z, value={value})", "x, y, z", c=nn.Conv2d(8, 8, 1))
+    inputs = [torch.randn(2, 8, 6, 5), torch.randn(1, 8, 1, 1), torch.randn(2, 8, 6, 5)]
+    check(m, inputs, dtype=dtype, fused="conv")
+
+
+# ------------------------------------------------------------------------------------- reduction
+
+
+@table(
+    [
+        *(
+            Case(
+                f"{op}_{'_'.join(str(d) for d in dims)}{'_keepdim' if keep else ''}",
+                lambda op=op, dims=dims, keep=keep: net(
+                    f"torch.{op}(self.c(x), {list(dims)}, {keep})", c=nn.Conv2d(8, 8, 1)
+                ),
+                [(2, 8, 6, 5)],
+                # A result without dimensions is left to aten.
+                fused="conv" if len(dims) == 4 and not keep else f"conv {op}",
+            )
+            for op in ("mean", "sum", "amax", "amin")
+            for dims in ((2, 3), (-1, -2), (1,), (0, 1, 2, 3), (0,), (-1,))
+            for keep in (False, True)
+        ),
+        *(
+            Case(
+                f"{op}_all",
+                lambda op=op: net(f"torch.{op}(self.c(x))", c=nn.Conv2d(8, 8, 1)),
+                [(2, 8, 6, 5)],
+                fused="conv",
+            )
+            for op in ("mean", "sum", "amax", "amin", "max", "min")
+        ),
+        Case(
+            "sum_dtype",
+            lambda: net("torch.sum(self.c(x), [2, 3], dtype=torch.double)", c=nn.Conv2d(8, 8, 1)),
+            [(2, 8, 6, 5)],
+            fused="conv",
+            tol=Tolerance(4 * 2.0**-8),
+        ),
+        Case(
+            "mean_dtype",
+            lambda: net("torch.mean(self.c(x), [2, 3], dtype=torch.float)", c=nn.Conv2d(8, 8, 1)),
+            [(2, 8, 6, 5)],
+            fused="conv",
+            tol=Tolerance(4 * 2.0**-8),
+        ),
+        Case(
+            "vector_norm",
+            lambda: net(
+                "torch.linalg.vector_norm(self.c(x), 2, [2, 3], True)", c=nn.Conv2d(8, 8, 1)
+            ),
+            [(2, 8, 6, 5)],
+            fused="conv",
+            modes=("traced", "channels_last", "bf16"),
+        ),
+        Case(
+            "var",
+            lambda: net("torch.var(self.c(x), [2, 3])", c=nn.Conv2d(8, 8, 1)),
+            [(2, 8, 6, 5)],
+            fused="conv",
+        ),
+    ]
+)
+def test_reduction(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# --------------------------------------------------------------------------- softmax, cat, resize
+
+
+@table(
+    [
+        *(
+            Case(
+                f"{op}_{rank}d_{dim}",
+                lambda op=op, dim=dim: net(f"torch.{op}(x, {dim})"),
+                [(3, 4, 5, 6)[:rank]],
+                fused=f"{op}",
+                groups=1,
+            )
+            for op in ("softmax", "log_softmax")
+            for rank in (1, 2, 3, 4)
+            for dim in range(-rank, rank)
+        ),
+        Case(
+            "softmax_to_float",
+            lambda: net("torch.softmax(x, -1, dtype=torch.float)"),
+            [(3, 4, 5)],
+            modes=("traced", "scripted", "bf16"),
+            tol=Tolerance(4 * 2.0**-8),
+        ),
+        Case(
+            "softmax_masked",
+            lambda: net("torch.softmax(x, -1)"),
+            [lambda: torch.randn(4, 6).masked_fill(torch.ones(4, 6).tril() == 0, -torch.inf)],
+            fused="softmax",
+            modes=("traced", "bf16"),
+        ),
+        Case(
+            "softmax_all_masked",
+            lambda: net("torch.softmax(x, -1)"),
+            [lambda: torch.cat([torch.full((2, 6), -torch.inf), torch.randn(2, 6)])],
+            modes=("traced", "bf16"),
+        ),
+        Case(
+            "log_softmax_large",
+            lambda: net("torch.log_softmax(x, -1)"),
+            [lambda: torch.randn(4, 6) * 100],
+            modes=("traced", "bf16"),
+        ),
+    ]
+)
+def test_softmax(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@table(
+    [
+        *(
+            Case(
+                f"{n}_dim_{dim}",
+                lambda dim=dim, n=n: net(
+                    f"torch.cat([{', '.join(f'self.c{i}(x)' for i in range(n))}], {dim})",
+                    **{f"c{i}": nn.Conv2d(8, 8, 1) for i in range(n)},
+                ),
+                [(2, 8, 6, 5)],
+                fused="conv cat",
+            )
+            for dim in range(-4, 4)
+            for n in (2, 3)
+        ),
+        Case("lone", lambda: net("torch.cat([x, y, x], 1)", "x, y"), [(2, 8, 6, 5), (2, 3, 6, 5)]),
+        Case(
+            "one",
+            lambda: net("torch.cat([self.c(x)], 1)", c=nn.Conv2d(8, 8, 1)),
+            [(2, 8, 6, 5)],
+            fused="conv",
+        ),
+        Case(
+            "legacy_empty",
+            lambda: net(
+                "torch.cat([self.c(x), torch.empty(0, dtype=x.dtype)], 1)", c=nn.Conv2d(8, 8, 1)
+            ),
+            [(2, 8, 6, 5)],
+            fused="conv",
+            fallbacks=True,
+        ),
+        Case(
+            "mixed_dtypes",
+            lambda: net("torch.cat([self.c(x), x.double()], 1).float()", c=nn.Conv2d(8, 8, 1)),
+            [(2, 8, 6, 5)],
+            fused="conv",
+            tol=Tolerance(4 * 2.0**-8),
+        ),
+        Case(
+            "into_conv",
+            lambda: net(
+                "self.d(torch.cat([self.c(x), x], 1))",
+                c=nn.Conv2d(8, 8, 3, padding=1),
+                d=nn.Conv2d(16, 8, 1),
+            ),
+            [(2, 8, 6, 5)],
+            fused="conv cat",
+        ),
+    ]
+)
+def test_cat(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# Options, dims of the image, whether oneDNN can (None: depends on what is known of the sizes).
+RESIZES: dict[str, tuple[str, int, bool | None]] = {
+    "nearest": ("scale_factor=2.0", 2, True),
+    "nearest_1d": ("scale_factor=2.0", 1, True),
+    "nearest_3d": ("scale_factor=2.0", 3, True),
+    "nearest_size": ("size=[12, 15]", 2, True),
+    "nearest_uneven": ("size=[7, 8]", 2, False),
+    "nearest_down": ("size=[3, 2]", 2, False),
+    "nearest_exact": ("size=[7, 8], mode='nearest-exact'", 2, False),
+    "bilinear": ("scale_factor=2.0, mode='bilinear'", 2, True),
+    "bilinear_size": ("size=[13, 9], mode='bilinear'", 2, True),
+    "bilinear_down": ("size=[4, 3], mode='bilinear'", 2, True),
+    "bilinear_corners": ("size=[13, 9], mode='bilinear', align_corners=True", 2, False),
+    "bilinear_antialias": ("size=[4, 3], mode='bilinear', antialias=True", 2, False),
+    "linear": ("scale_factor=2.0, mode='linear'", 1, True),
+    "trilinear": ("scale_factor=2.0, mode='trilinear'", 3, True),
+    "bicubic": ("scale_factor=2.0, mode='bicubic'", 2, False),
+    # Given the factor, aten does not divide sizes: 6 * 1.3 is 7 rows, scaled by 1.3 and not 7 / 6.
+    "bilinear_fraction": ("scale_factor=1.3, mode='bilinear'", 2, False),
+    "bilinear_recompute": (
+        "scale_factor=1.3, mode='bilinear', recompute_scale_factor=True",
+        2,
+        None,
+    ),
+}
+
+
+@table(
+    Case(
+        name,
+        lambda options=options, dim=dim: net(
+            f"F.interpolate(self.c(x), {options})", c=CONV[dim](8, 8, 1)
+        ),
+        [(2, 8, 6, 5, 4)[: dim + 2]],
+        fused="conv",
+        groups=1 if can is False else None,
+        fallbacks=not can,
+        modes=PLAIN[:-1] if "antialias" in name else PLAIN,  # aten has none for bf16
+    )
+    for name, (options, dim, can) in RESIZES.items()
+)
+def test_interpolate(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@pytest.mark.parametrize("name", [n for n, (_, _, can) in RESIZES.items() if can])
+def test_interpolate_goes_in(name: str) -> None:
+    options, dim, _ = RESIZES[name]
+    m = net(f"F.interpolate(self.c(x), {options})", c=CONV[dim](8, 8, 1))
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[dim]
+    kind = f"nearest{dim}d" if "nearest" in name else f"{mode}{dim}d"
+    check(m, [torch.randn((2, 8, 6, 5, 4)[: dim + 2])], fused=f"conv upsample_{kind}")
+
+
+# ----------------------------------------------------------------------------------------- sdpa
+
+Q, K, V = (2, 3, 7, 16), (2, 3, 9, 16), (2, 3, 9, 16)
+
+
+def bool_mask() -> Tensor:
+    mask = torch.rand(2, 1, 7, 9) > 0.3
+    mask[..., 0] = True
+    return mask
+
+
+def row_masked(kind: torch.dtype) -> Make:
+    """One query may look at nothing: eager's answer is zeros, a plain softmax's NaN."""
+
+    def make() -> Tensor:
+        mask = torch.ones(7, 9, dtype=torch.bool)
+        mask[2] = False
+        if kind == torch.bool:
+            return mask
+        return torch.zeros(7, 9).masked_fill(~mask, -torch.inf)
+
+    return make
+
+
+SDPA: dict[str, tuple[str, list[Any]]] = {
+    "none": ("", []),
+    "scale": ("scale=0.3", []),
+    "float_mask": ("attn_mask=m", [(2, 1, 7, 9)]),
+    "float_mask_2d": ("attn_mask=m", [(7, 9)]),
+    "float_mask_full": ("attn_mask=m", [(2, 3, 7, 9)]),
+    "bool_mask": ("attn_mask=m", [bool_mask]),
+    "bool_mask_empty_row": ("attn_mask=m", [row_masked(torch.bool)]),
+    "float_mask_empty_row": ("attn_mask=m", [row_masked(torch.float)]),
+    "causal": ("is_causal=True", []),
+}
+
+
+@table(
+    [
+        *(
+            Case(
+                f"{name}{tail and '_tail'}",
+                lambda options=options, mask=mask, tail=tail: net(
+                    f"F.scaled_dot_product_attention(q, k, v, {options}){tail}",
+                    "q, k, v, m" if mask else "q, k, v",
+                ),
+                [Q, K, V, *mask],
+                modes=("traced", "scripted", "bf16"),
+            )
+            for name, (options, mask) in SDPA.items()
+            for tail in ("", ".transpose(1, 2).reshape(2, 7, 48)")
+        ),
+        Case(
+            "3d",
+            lambda: net("F.scaled_dot_product_attention(q, k, v)", "q, k, v"),
+            [Q[1:], K[1:], V[1:]],
+            modes=("traced", "bf16"),
+        ),
+        Case(
+            "gqa",
+            lambda: net("F.scaled_dot_product_attention(q, k, v, enable_gqa=True)", "q, k, v"),
+            [(2, 4, 7, 16), (2, 2, 9, 16), (2, 2, 9, 16)],
+            modes=("traced", "bf16"),
+        ),
+        Case(
+            "by_hand",
+            lambda: net("torch.softmax(q @ k.transpose(-2, -1) / 4.0 + m, -1) @ v", "q, k, v, m"),
+            [Q, K, V, (2, 1, 7, 9)],
+            fused="matmul softmax",
+            modes=("traced", "scripted", "bf16"),
+        ),
+        Case(
+            "by_hand_masked_fill",
+            lambda: net(
+                "s = q @ k.transpose(-2, -1) * 0.25\n"
+                "return torch.softmax(s.masked_fill(m, -1e9), -1) @ v",
+                "q, k, v, m",
+            ),
+            [Q, K, V, lambda: ~bool_mask()],
+            fused="matmul softmax",
+            modes=("traced", "scripted", "bf16"),
+        ),
+        Case(
+            "by_hand_where",
+            lambda: net(
+                "s = q @ k.transpose(-2, -1) * 0.25\n"
+                "return torch.softmax(torch.where(m, s, torch.full_like(s, -1e9)), -1) @ v",
+                "q, k, v, m",
+            ),
+            [Q, K, V, bool_mask],
+            fused="matmul softmax",
+            modes=("traced", "scripted", "bf16"),
+        ),
+    ]
+)
+def test_sdpa(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+class Heads(nn.Module):
+    """Self-attention as transformers write it: views, transposes, sdpa, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q = q.view(b, s, 4, 8).transpose(1, 2)
+        k = k.view(b, s, 4, 8).transpose(1, 2)
+        v = v.view(b, s, 4, 8).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(b, s, 32))
+
+
+@table(
+    [
+        Case(
+            "heads",
+            Heads,
+            [(2, 10, 32)],
+            fused="linear",
+            modes=("traced", "scripted", "bf16", "autocast"),
+        )
+    ]
+)
+def test_attention(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# Autocast with the fast path: plain TorchScript's result has another dtype than eager's.
+@pytest.mark.parametrize(
+    ("mode", "fast"),
+    [("traced", True), ("traced", False), ("bf16", True), ("bf16", False), ("autocast", False)],
+)
+def test_torch_multihead_attention(mode: str, fast: bool) -> None:
+    """nn.TransformerEncoderLayer traces to one node, unless its fast path is off."""
+    with restored(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled):
+        torch.backends.mha.set_fastpath_enabled(fast)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+        found = check(randomize(layer), [torch.randn(2, 10, 32)], **MODES[mode])
+    if not fast:
+        expect(found, fused="linear")
+
+
+# ----------------------------------------------------------------------------------- elementwise
+
+
+@dataclass(frozen=True)
+class Eltwise:
+    code: str  # of {}
+    kind: str
+    domain: str = "any"  # any | positive | exact
+    one_group: bool = True  # known to be a post-op of a convolution in every version
+    numbers_only: tuple[str, ...] = ()
+
+
+ELTWISE: dict[str, Eltwise] = {
+    "relu": Eltwise("torch.relu({})", "relu"),
+    "relu_": Eltwise("F.relu({}, inplace=True)", "relu"),
+    "sigmoid": Eltwise("torch.sigmoid({})", "sigmoid"),
+    "sigmoid_": Eltwise("{}.sigmoid_()", "sigmoid"),
+    "tanh": Eltwise("torch.tanh({})", "tanh"),
+    "tanh_": Eltwise("{}.tanh_()", "tanh"),
+    "gelu": Eltwise("F.gelu({})", "gelu"),
+    # An op of its own: the default is computed with erf.
+    "gelu_tanh": Eltwise("F.gelu({}, approximate='tanh')", "", one_group=False),
+    "elu": Eltwise("F.elu({})", "elu"),
+    "elu_alpha": Eltwise("F.elu({}, alpha=0.3)", "elu"),
+    "elu_": Eltwise("F.elu({}, inplace=True)", "elu"),
+    "selu": Eltwise("F.selu({})", "", one_group=False),
+    "celu": Eltwise("F.celu({}, alpha=0.5)", "", one_group=False),
+    "leaky_relu": Eltwise("F.leaky_relu({})", "leaky_relu"),
+    "leaky_relu_slope": Eltwise("F.leaky_relu({}, 0.3)", "leaky_relu"),
+    "leaky_relu_": Eltwise("F.leaky_relu({}, 0.1, inplace=True)", "leaky_relu"),
+    "hardswish": Eltwise("F.hardswish({} * 4)", "hardswish"),
+    "hardswish_": Eltwise("F.hardswish({} * 4, inplace=True)", "hardswish"),
+    "hardsigmoid": Eltwise("F.hardsigmoid({} * 4)", "hardsigmoid"),
+    "hardsigmoid_": Eltwise("F.hardsigmoid({} * 4, inplace=True)", "hardsigmoid"),
+    "hardtanh": Eltwise("F.hardtanh({})", "hardtanh"),
+    "hardtanh_range": Eltwise("F.hardtanh({}, -0.2, 0.5)", "hardtanh"),
+    "hardtanh_": Eltwise("F.hardtanh({}, -0.2, 0.5, inplace=True)", "hardtanh"),
+    "relu6": Eltwise("F.relu6({} * 8)", "relu6"),
+    # The module's in-place form calls hardtanh_.
+    "relu6_": Eltwise("F.relu6({} * 8, inplace=True)", ""),
+    "clamp": Eltwise("torch.clamp({}, -0.3, 0.4)", "clamp"),
+    "clamp_int": Eltwise("torch.clamp({} * 4, -1, 1)", "clamp"),
+    "clamp_kw_min": Eltwise("torch.clamp({}, min=-0.1)", "clamp"),
+    "clamp_kw_max": Eltwise("torch.clamp({}, max=0.2)", "clamp"),
+    "clamp_": Eltwise("{}.clamp_(-0.3, 0.4)", "clamp"),
+    "clamp_min": Eltwise("torch.clamp_min({}, 0.1)", "clamp_min"),
+    "clamp_min_": Eltwise("{}.clamp_min_(0.1)", "clamp_min"),
+    "clamp_max": Eltwise("torch.clamp_max({}, 0.1)", "clamp_max"),
+    "clamp_max_": Eltwise("{}.clamp_max_(0.1)", "clamp_max"),
+    # Eager: the upper bound wins.
+    "clamp_crossed": Eltwise("torch.clamp({}, 0.5, -0.5)", "", one_group=False),
+    "clamp_tensor": Eltwise(
+        "torch.clamp({}, torch.tensor(-0.1), torch.tensor(0.2))", "", one_group=False
+    ),
+    "silu": Eltwise("F.silu({})", "silu"),
+    "silu_": Eltwise("F.silu({}, inplace=True)", "silu"),
+    "sigmoid_mul": Eltwise("torch.sigmoid({0}) * {0}", "", one_group=False),
+    "mish": Eltwise("F.mish({})", "mish"),
+    "mish_": Eltwise("F.mish({}, inplace=True)", "mish"),
+    "softplus": Eltwise("F.softplus({})", "softplus"),
+    "softplus_beta": Eltwise("F.softplus({}, beta=2)", "softplus"),
+    # Beyond the threshold eager is the identity, which the default's 20 makes no difference to.
+    "softplus_large": Eltwise("F.softplus({} * 60)", "", one_group=False),
+    "softplus_threshold": Eltwise("F.softplus({}, threshold=30)", "", "exact", one_group=False),
+    "softplus_half": Eltwise("F.softplus({} * 60, beta=0.5)", "", one_group=False),
+    "sqrt": Eltwise("torch.sqrt({})", "sqrt", "positive"),
+    "sqrt_": Eltwise("{}.sqrt_()", "sqrt", "positive"),
+    "square": Eltwise("torch.square({})", "square"),
+    "square_": Eltwise("{}.square_()", "square"),
+    "abs": Eltwise("torch.abs({})", "abs"),
+    "abs_": Eltwise("{}.abs_()", "abs"),
+    "exp": Eltwise("torch.exp({})", "exp"),
+    "exp_": Eltwise("{}.exp_()", "exp"),
+    "log": Eltwise("torch.log({})", "log", "positive"),
+    "round": Eltwise("torch.round({})", "round", "exact", numbers_only=("bf16", "autocast")),
+    "round_half": Eltwise("torch.round({} + 0.25)", "", "exact", one_group=False),
+    "round_decimals": Eltwise("torch.round({}, decimals=1)", "", "exact", one_group=False),
+    "pow_2": Eltwise("torch.pow({}, 2)", "pow"),
+    "pow_2_float": Eltwise("{} ** 2.0", "pow"),
+    "pow_3": Eltwise("torch.pow({}, 3)", "pow", one_group=False),
+    "pow_half": Eltwise("torch.pow({}, 0.5)", "pow", "positive"),
+    "pow_other": Eltwise("torch.pow({}, 1.7)", "", "positive", one_group=False),
+    "pow_negative": Eltwise("torch.pow({}, -1)", "", "positive", one_group=False),
+    # No post-ops of a convolution in every version, and alone left to aten.
+    "rsqrt": Eltwise("torch.rsqrt({})", "", "positive", one_group=False),
+    "reciprocal": Eltwise("torch.reciprocal({})", "", "positive", one_group=False),
+    "neg": Eltwise("torch.neg({})", "neg"),
+    "prelu": Eltwise("F.prelu({}, self.slope)", "", one_group=False),
+    "prelu_one": Eltwise("F.prelu({}, self.one)", "", one_group=False),
+    "erf": Eltwise("torch.erf({})", "", one_group=False),
+    "sin": Eltwise("torch.sin({})", "", one_group=False),
+    "threshold": Eltwise("F.threshold({}, 0.1, 20.0)", "", "exact", one_group=False),
+    "log_sigmoid": Eltwise("F.logsigmoid({})", "", one_group=False),
+}
+
+
+def eltwise_case(
+    name: str, layer: Callable[[], nn.Module], layer_kind: str, channels: int, shape: Shape
+) -> Case:
+    op = ELTWISE[name]
+
+    def build() -> nn.Module:
+        m = layer()
+        if op.domain == "positive":
+            for p in m.parameters():
+                p.data.abs_()
+        elif op.domain == "exact":  # sums of a few multiples of a quarter
+            for p in m.parameters():
+                p.data.copy_(torch.randint(-1, 2, p.shape) * 1.0)
+        return net(
+            op.code.format("self.c(x)"),
+            c=m,
+            slope=torch.rand(channels) * 0.5,
+            one=torch.tensor([0.25]),
+        )
+
+    source: Shape | Make = shape
+    if op.domain == "positive":
+        source = positive(*shape)
+    elif op.domain == "exact":
+        source = quarters(*shape)
+    return Case(
+        f"{layer_kind}_{name}",
+        build,
+        [source],
+        fused=f"{layer_kind} {op.kind}",
+        groups=1 if op.one_group else None,
+        modes=(*PLAIN, "autocast"),
+        numbers_only=op.numbers_only,
+    )
+
+
+@table(
+    eltwise_case(name, lambda: nn.Conv2d(8, 16, 3, padding=1), "conv", 16, (2, 8, 7, 6))
+    for name in ELTWISE
+)
+def test_conv2d_eltwise(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@table(eltwise_case(name, lambda: nn.Linear(16, 24), "linear", 24, (5, 16)) for name in ELTWISE)
+def test_linear_eltwise(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+@table(
+    # Alone, an elementwise op may be left to aten, whose kernel is as good.
+    Case(
+        name,
+        lambda code=op.code: net(code.format("x"), slope=torch.rand(8), one=torch.tensor([0.25])),
+        [
+            {"any": (2, 8, 7, 6), "positive": positive(2, 8, 7, 6), "exact": quarters(2, 8, 7, 6)}[
+                op.domain
+            ]
+        ],
+    )
+    for name, op in ELTWISE.items()
+)
+def test_lone_eltwise(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+NAN_OPS = {
+    name: ELTWISE[name].code
+    for name in (
+        *("relu", "relu_", "relu6", "relu6_", "hardtanh", "hardtanh_", "leaky_relu", "elu"),
+        *("clamp", "clamp_", "clamp_kw_min", "clamp_kw_max", "clamp_min", "clamp_max"),
+        *("sigmoid", "tanh", "gelu", "silu", "hardswish", "hardsigmoid", "mish", "softplus"),
+        *("sqrt", "abs", "exp", "log", "square", "round", "neg", "reciprocal", "rsqrt", "pow_half"),
+    )
+} | {
+    "max_pool2d": "F.max_pool2d({}, 2)",
+    "max_pool2d_padded": "F.max_pool2d({}, 3, 2, 1)",
+    "relu_max_pool2d": "F.max_pool2d(torch.relu({}), 2)",
+    "avg_pool2d": "F.avg_pool2d({}, 2)",
+    "maximum": "torch.maximum({0}, -{0})",
+    "minimum": "torch.minimum({0}, x)",
+    "add_relu": "torch.relu({} + x)",
+    "amax": "torch.amax({}, [2, 3])",
+    "amin": "torch.amin({}, [2, 3])",
+    "softmax": "torch.softmax({}, 1)",
+}
+
+
+@pytest.mark.parametrize("lone", [False, True], ids=["conv", "lone"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", NAN_OPS)
+def test_nan_and_infinity(name: str, dtype: torch.dtype, lone: bool) -> None:
+    """They come out where eager has them."""
+    code = NAN_OPS[name].format("x" if lone else "self.c(x)")
+    check(
+        net(code, c=one_by_one()),
+        [special(2, 4, 8, 8)()],
+        dtype=dtype,
+        fused="" if lone else "conv",
+        memory_format=torch.channels_last,
+        fallbacks=True,  # a group that would lose a NaN steps aside
+    )
+
+
+def test_linear_relu_nan() -> None:
+    m = net("torch.relu(self.l(x))", l=nn.Linear(8, 8))
+    x = torch.randn(6, 8)
+    x[2, 3], x[4, 1] = torch.nan, torch.inf
+    check(m, [x], groups=1, fused="linear relu", fallbacks=True)
+
+
+# -------------------------------------------------------------------------------------- patterns
+
+
+LAYERS: dict[str, Any] = {
+    "b": lambda: nn.BatchNorm2d(8),
+    "c": (8, 8, 3),
+    "d": (8, 8, 3),
+    "e": (8, 8, 3),
+}
+
+
+def pattern(
+    name: str,
+    code: str,
+    fused: str,
+    groups: int | None = None,
+    *,
+    inputs: Sequence[Shape | Make] = ((2, 8, 7, 6),),
+    outside: str = "",
+    modes: Sequence[str] = tuple(MODES),
+    f32_residual: bool = False,
+    **layers: Any,
+) -> Case:
+    """`code` of x over layers.
+
+    A layer is a zero-argument function, a tensor, an (in, out) Linear or an (in, out, kernel)
+    convolution that keeps the size. self.b, .c, .d and .e need not be given. `f32_residual`: under
+    autocast a bf16 and an fp32 tensor are added, which only newer versions of oneDNN can.
+    """
+
+    def build() -> nn.Module:
+        made: dict[str, nn.Module | Tensor] = {}
+        usual = {key: layer for key, layer in LAYERS.items() if f"self.{key}" in code}
+        for key, layer in (usual | layers).items():
+            match layer:
+                case Tensor():
+                    made[key] = layer
+                case (fan_in, fan_out):
+                    made[key] = nn.Linear(fan_in, fan_out)
+                case (channels_in, channels_out, kernel):
+                    padding = kernel // 2
+                    made[key] = nn.Conv2d(channels_in, channels_out, kernel, padding=padding)
+                case _:
+                    made[key] = layer()
+        return net(code, **made)
+
+    numbers_only = ("autocast",) if f32_residual else ()
+    return Case(name, build, inputs, fused, groups, outside, modes, numbers_only=numbers_only)
+
+
+IMAGE = (2, 8, 7, 6)
+
+
+PATTERNS = [
+    pattern("conv_bn", "self.b(self.c(x))", "conv", 1),
+    pattern("conv_bn_relu", "torch.relu(self.b(self.c(x)))", "conv relu", 1),
+    pattern("conv_bn_silu", "F.silu(self.b(self.c(x)))", "conv silu", 1),
+    pattern("conv_sum", "self.c(x) + x", "conv add", 1, f32_residual=True),
+    pattern("conv_sum_relu", "torch.relu(self.c(x) + x)", "conv add relu", 1, f32_residual=True),
+    pattern(
+        "conv_bn_sum_relu_in_place",
+        "y = self.b(self.c(x)); y += x; return F.relu(y, inplace=True)",
+        "conv add relu",
+        1,
+        f32_residual=True,
+    ),
+    # Densenet: the norm cannot be folded.
+    pattern("bn_relu_conv", "self.c(torch.relu(self.b(x)))", "conv batch_norm relu"),
+    pattern(
+        "bottleneck",
+        "y = F.relu(self.b(self.c(x)), inplace=True); "
+        "y = F.relu(self.b2(self.d(y)), inplace=True); y = self.b3(self.e(y)); y += x; "
+        "return F.relu(y, inplace=True)",
+        "conv add relu",
+        3,
+        c=(8, 8, 1),
+        e=(8, 8, 1),
+        b2=lambda: nn.BatchNorm2d(8),
+        b3=lambda: nn.BatchNorm2d(8),
+        f32_residual=True,
+    ),
+    pattern(
+        "sum_of_two_convs", "torch.relu(self.c(x) + self.d(x))", "conv add relu", 2, d=(8, 8, 1)
+    ),
+    # An in-place sum into a value that is still needed.
+    pattern(
+        "skip_read_twice", "y = self.c(x); z = self.d(y) + y; return self.e(z) + y", "conv add"
+    ),
+    pattern(
+        "skip_read_twice_relu",
+        "y = torch.relu(self.c(x)); z = torch.relu(self.d(y) + y); "
+        "return torch.relu(self.e(z) + y), z",
+        "conv add relu",
+    ),
+    pattern(
+        "skip_is_input_and_output",
+        "y = self.c(x); return self.d(y) + y, y, x",
+        "conv add",
+        modes=PLAIN,
+    ),
+    pattern("sum_into_own_source", "torch.relu(self.c(x) + x) + x", "conv", modes=PLAIN),
+    pattern(
+        "broadcast_skip_is_not_overwritten",
+        "y = self.c(x); return self.d(x) + y.mean([2, 3], True), y",
+        "conv",
+        modes=PLAIN,
+    ),
+    pattern("conv_read_twice", "y = self.c(x); return torch.relu(y) + torch.sigmoid(y)", "conv"),
+    pattern("conv_is_output_too", "y = self.c(x); return torch.relu(y), y", "conv"),
+    pattern(
+        "several_outputs",
+        "y = torch.relu(self.c(x)); return y, torch.relu(self.d(y)), self.e(y)",
+        "conv relu",
+        3,
+    ),
+    pattern(
+        "same_output_twice", "y = torch.relu(self.c(x)); return y, y", "conv relu", 1, modes=PLAIN
+    ),
+    pattern(
+        "list_output",
+        "y = torch.relu(self.c(x)); return [y, self.d(y)]",
+        "conv relu",
+        2,
+        modes=PLAIN,
+    ),
+    pattern(
+        "dict_output",
+        "y = torch.relu(self.c(x)); return {'a': y, 'b': self.d(y)}",
+        "conv relu",
+        2,
+        modes=("scripted",),
+    ),
+    # Cumsum is not for oneDNN.
+    pattern(
+        "wildcard_cut",
+        "self.d(torch.cumsum(torch.relu(self.c(x)), 1))",
+        "conv relu",
+        2,
+        outside="cumsum",
+    ),
+    # What is fused must not run before what it waits for.
+    pattern(
+        "wildcard_around",
+        "y = torch.relu(self.c(x)); z = torch.cumsum(y, 1); return self.d(y) + self.e(z) + y",
+        "conv relu",
+        outside="cumsum",
+    ),
+    pattern(
+        "wildcard_in_place_on_input",
+        "y = self.c(x); x.add_(1); return torch.relu(self.d(x)) + y",
+        "",
+        modes=PLAIN,
+    ),
+    pattern(
+        "in_place_on_view",
+        "y = self.c(x); y[:, :2].mul_(3); return torch.relu(self.d(y))",
+        "",
+        modes=PLAIN,
+    ),
+    pattern(
+        "in_place_after_reader",
+        "y = self.c(x); z = torch.relu(y); y.add_(1); return self.d(y) + z",
+        "",
+        modes=PLAIN,
+    ),
+    pattern("in_place_on_input", "F.relu(x, inplace=True); return self.c(x)", "", modes=PLAIN),
+    pattern("in_place_sum_on_input", "x += self.c(x); return self.d(x)", "", modes=PLAIN),
+    pattern("input_returned", "x, self.c(x)", "conv", 1, modes=PLAIN),
+    pattern(
+        "view_of_input_in_place",
+        "y = x.view(-1); y.mul_(2); return self.c(x)",
+        "",
+        modes=("traced", "scripted", "bf16"),
+    ),
+    pattern(
+        "squeeze_excite",
+        "s = F.adaptive_avg_pool2d(x, 1); s = torch.sigmoid(self.d(F.silu(self.c(s)))); "
+        "return self.e(x * s)",
+        "conv silu sigmoid",
+        c=(8, 4, 1),
+        d=(4, 8, 1),
+        e=(8, 8, 1),
+    ),
+    pattern(
+        "squeeze_excite_hard",
+        "y = F.hardswish(self.b(self.a(x))); "
+        "s = F.hardsigmoid(self.d(torch.relu(self.c(y.mean([2, 3], True))))); "
+        "return self.e(s * y) + x",
+        "conv relu hardsigmoid hardswish add",
+        a=(8, 8, 3),
+        c=(8, 4, 1),
+        d=(4, 8, 1),
+        e=(8, 8, 1),
+        f32_residual=True,
+    ),
+    pattern(
+        "conv_max_pool", "F.max_pool2d(torch.relu(self.c(x)), 3, 2, 1)", "conv relu max_pool2d"
+    ),
+    pattern(
+        "conv_pool_flatten_linear",
+        "y = F.adaptive_avg_pool2d(torch.relu(self.c(x)), 1); return self.l(torch.flatten(y, 1))",
+        "conv relu linear",
+        l=(8, 5),
+    ),
+    # View, unlike flatten, needs eager's strides.
+    pattern(
+        "conv_view_linear",
+        "y = torch.relu(self.c(x)); return self.l(y.view(y.size(0), -1))",
+        "conv relu linear",
+        modes=("traced", "scripted", "bf16", "autocast"),
+        l=(8 * 42, 5),
+    ),
+    pattern(
+        "conv_transpose_conv",
+        "self.d(torch.relu(self.u(self.c(x))))",
+        "conv relu",
+        3,
+        u=lambda: nn.ConvTranspose2d(8, 8, 2, 2),
+    ),
+    # A U-Net's way up.
+    pattern(
+        "upsample_cat",
+        "y = self.c(F.max_pool2d(x, 2)); "
+        "y = F.interpolate(y, scale_factor=2.0, mode='nearest'); "
+        "return self.d(torch.cat([x, y], 1))",
+        "conv max_pool2d cat",
+        inputs=[(2, 8, 8, 6)],
+        d=(16, 8, 3),
+    ),
+    pattern(
+        "channel_shuffle",
+        "y = torch.relu(self.c(x)); b, c, h, w = y.shape; "
+        "y = y.view(b, 2, c // 2, h, w).transpose(1, 2).reshape(b, c, h, w); "
+        "return self.d(y)",
+        "conv relu",
+    ),
+    pattern(
+        "chunk",
+        "a, b = x.chunk(2, 1); return torch.cat([a, self.c(b)], 1)",
+        "conv",
+        modes=("traced", "channels_last", "bf16"),
+        c=(4, 4, 3),
+    ),
+    pattern(
+        "mlp",
+        "self.m(F.gelu(self.l(x)))",
+        "linear gelu",
+        2,
+        inputs=[(2, 5, 16)],
+        l=(16, 32),
+        m=(32, 16),
+    ),
+    pattern(
+        "gated_mlp",
+        "self.d(F.silu(self.g(x)) * self.u(x))",
+        "linear silu mul",
+        inputs=[(2, 5, 16)],
+        g=lambda: nn.Linear(16, 32, bias=False),
+        u=lambda: nn.Linear(16, 32, bias=False),
+        d=lambda: nn.Linear(32, 16, bias=False),
+    ),
+    pattern(
+        "pre_norm_residual",
+        "x = x + self.l(self.n(x)); return x + self.m(self.o(x))",
+        "linear layer_norm add",
+        inputs=[(2, 5, 16)],
+        l=(16, 16),
+        m=(16, 16),
+        n=lambda: nn.LayerNorm(16),
+        o=lambda: nn.LayerNorm(16),
+        f32_residual=True,
+    ),
+    pattern(
+        "post_norm_residual",
+        "self.n(x + self.m(F.gelu(self.l(x))))",
+        "linear layer_norm gelu add",
+        inputs=[(2, 5, 16)],
+        l=(16, 32),
+        m=(32, 16),
+        n=lambda: nn.LayerNorm(16),
+        f32_residual=True,
+    ),
+    pattern(
+        "convnext_block",
+        "y = self.n(self.c(x).permute(0, 2, 3, 1)); "
+        "y = (self.m(F.gelu(self.l(y))) * self.s).permute(0, 3, 1, 2); return x + y",
+        "conv linear gelu layer_norm",
+        c=lambda: nn.Conv2d(8, 8, 7, padding=3, groups=8),
+        n=lambda: nn.LayerNorm(8),
+        l=(8, 32),
+        m=(32, 8),
+        s=torch.full((8,), 0.3),
+    ),
+    pattern(
+        "scale_and_shift",
+        "torch.relu(self.c(x) * self.s + self.t)",
+        "conv relu",
+        s=torch.rand(8, 1, 1) + 0.5,
+        t=torch.rand(8, 1, 1),
+    ),
+    pattern(
+        "rms_norm_by_hand",
+        "v = x.pow(2).mean(-1, keepdim=True); return self.l(x * torch.rsqrt(v + 1e-6) * self.w)",
+        "linear",
+        inputs=[(2, 5, 16)],
+        l=(16, 16),
+        w=torch.rand(16) + 0.5,
+    ),
+    pattern(
+        "dropout", "self.c(F.dropout(torch.relu(self.d(x)), 0.5, self.training))", "conv relu", 2
+    ),
+    pattern(
+        "identity_ops",
+        "self.d(torch.relu(self.c(x)).contiguous().to(x.dtype).detach())",
+        "conv relu",
+    ),
+    pattern("expand", "self.c(x) + self.t.expand(2, 8, 7, 6)", "conv", t=torch.rand(1, 8, 1, 1)),
+    pattern(
+        "shape_arithmetic",
+        "y = self.c(x); return torch.relu(y) * (y.size(2) * y.size(3) / 7)",
+        "conv relu",
+    ),
+    # Makes the built-in fuser raise.
+    pattern(
+        "zero_dim_tensor_arithmetic",
+        "t = torch.tensor(2.0) * torch.tensor(3.0); return torch.relu(self.c(x) * t)",
+        "conv",
+    ),
+    # Rounding another way would flip the integer: eager's own numbers.
+    pattern(
+        "float_to_int_bucket",
+        "self.e[(torch.log(x.abs() + 1) * 4).to(torch.long).clamp(0, 7)] + self.l(x).sum()",
+        "linear",
+        inputs=[(5, 16)],
+        modes=("traced", "scripted"),
+        e=torch.randn(8),
+        l=(16, 16),
+    ),
+]
+
+
+@table(PATTERNS)
+def test_pattern(case: Case, mode: str) -> None:
+    case.run(mode)
+
+
+# ------------------------------------------------------------------------- control flow, scripts
+
+
+class Branches(nn.Module):
+    """Convolutions inside prim::If and prim::Loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c, self.d, self.e = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        y = torch.relu(self.c(x))
+        if n > 2:
+            y = torch.relu(self.d(y)) + x
+        else:
+            y = torch.sigmoid(self.e(y))
+        for _ in range(n):
+            y = torch.relu(self.c(y) + x)
+        return y
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("n", "convolutions"), [(0, 2), (1, 3), (3, 3)])
+def test_control_flow(n: int, convolutions: int, dtype: torch.dtype) -> None:
+    """Nested blocks are fused inside, at least what the first call has run."""
+    found = check(Branches(), [torch.randn(IMAGE), n], scripted=True, dtype=dtype)
+    assert found.inside["aten::conv2d"] >= convolutions, found
+
+
+class Growing(nn.Module):
+    """Lists of tensors in a script, as in a dense block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(8 * (i + 1), 8, 3, padding=1) for i in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [x]
+        for layer in self.layers:
+            features.append(torch.relu(layer(torch.cat(features, 1))))
+        return torch.cat(features, 1)
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+def test_dense_block(scripted: bool) -> None:
+    found = check(Growing(), [torch.randn(IMAGE)], scripted=scripted, fused="conv relu")
+    if not scripted:  # the first one has nothing to concatenate
+        assert found.inside["aten::cat"] >= 3, found
+
+
+def nothing() -> Tensor:
+    return torch.ones(2, 3) * 2 + 1
+
+
+def constants() -> list[int]:
+    return [1, 2]
+
+
+@pytest.mark.parametrize("fn", [nothing, constants])
+def test_script_without_inputs(fn: Callable[[], Any]) -> None:
+    """The built-in fuser crashes here."""
+    check(fn, [], scripted=True)
+
+
+class NoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Conv2d(8, 8, 3)
+        self.register_buffer("x", torch.randn(IMAGE))
+
+    def forward(self) -> Tensor:
+        return torch.relu(self.c(self.x))
+
+
+@pytest.mark.parametrize("freeze", [False, True], ids=["unfrozen", "frozen"])
+def test_module_without_inputs(freeze: bool) -> None:
+    check(NoInputs(), [], scripted=True, freeze=freeze)
+
+
+def raises_on_negative(x: Tensor) -> Tensor:
+    if bool((x < 0).any()):
+        raise ValueError("negative")
+    return torch.relu(torch.matmul(x, x))
+
+
+def test_script_that_raises() -> None:
+    script = torch.jit.script(raises_on_negative)
+    good, bad = torch.rand(4, 4), -torch.rand(4, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(script(good), raises_on_negative(good))
+            with pytest.raises(torch.jit.Error, match="negative"):
+                script(bad)
+
+
+def test_function_traced_with_constants() -> None:
+    weight = torch.randn(8, 8, 3, 3)
+    check(
+        lambda x: torch.relu(F.conv2d(x, weight)), [torch.randn(IMAGE)], groups=1, fused="conv relu"
+    )
+
+
+def test_hook_and_submodule_call() -> None:
+    """A traced module scripted into another one."""
+    inner = torch.jit.trace(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).eval(), torch.randn(IMAGE))
+    check(
+        net("self.inner(x).mean()", inner=inner),
+        [torch.randn(IMAGE)],
+        scripted=True,
+        fused="conv relu",
+    )
+
+
+# ----------------------------------------------------------------- tensors oneDNN is not meant for
+
+
+def conv_relu() -> nn.Module:
+    return net("torch.relu(self.c(x))", c=nn.Conv2d(8, 8, 3, padding=1)).eval()
+
+
+def warmed(module: nn.Module, *inputs: Tensor, freeze: bool = True) -> Any:
+    """Traced, and called until its plan with fusion groups is the one that runs."""
+    with torch.no_grad():
+        script = to_script(module, inputs, freeze=freeze)
+        for _ in range(3):
+            script(*inputs)
+        found = fused_graph(script, *inputs)
+    assert found.groups, f"nothing is fused, so the test would show nothing:\n{found}"
+    return script
+
+
+def outcome(fn: Callable[..., Any], *inputs: Any) -> tuple[Any, str | None]:
+    """The result, or the line of the error that says what was wrong (others are the traceback)."""
+    try:
+        result = fn(*(twin(x) for x in inputs))
+    except Exception as error:
+        return None, str(error).strip().splitlines()[-1]
+    if isinstance(result, Tensor) and result.layout != torch.strided:
+        return result.to_dense(), None
+    if isinstance(result, Tensor) and result.is_quantized:
+        return result.dequantize(), None
+    return result, None
+
+
+def assert_same_outcome(script: Any, plain: Any, *inputs: Any) -> None:
+    """The same numbers, or the same error."""
+    with llga_fuser.fusion(False):
+        want, error = outcome(plain, *inputs)
+    for _ in range(3):
+        got, ours = outcome(script, *inputs)
+        assert ours == error
+        if error is None:
+            assert_same(got, want)
+
+
+ODD = {
+    "double": lambda: torch.randn(IMAGE, dtype=torch.double),
+    "half": lambda: torch.randn(IMAGE, dtype=torch.half),
+    "complex": lambda: torch.randn(IMAGE, dtype=torch.cfloat),
+    "int": lambda: torch.randint(-5, 5, IMAGE),
+    "uint8": lambda: torch.randint(0, 5, IMAGE, dtype=torch.uint8),
+    "bool": lambda: torch.randint(0, 2, IMAGE, dtype=torch.bool),
+    "meta": lambda: torch.empty(IMAGE, device="meta"),
+    "bfloat16": lambda: torch.randn(IMAGE, dtype=torch.bfloat16),
+    "sparse": lambda: torch.randn(IMAGE).to_sparse(),
+    "mkldnn": lambda: torch.randn(IMAGE).to_mkldnn(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.randn(IMAGE), 0.1, 3, torch.qint8),
+    "no_batch": lambda: torch.randn(IMAGE[1:]),
+    "too_few_dims": lambda: torch.randn(8, 7),
+    "too_many_dims": lambda: torch.randn(1, *IMAGE),
+    "wrong_channels": lambda: torch.randn(2, 4, 7, 6),
+    "too_small": lambda: torch.randn(2, 8, 1, 1),
+    "no_images": lambda: torch.randn(0, 8, 7, 6),
+    "no_pixels": lambda: torch.randn(2, 8, 0, 6),
+    "no_channels": lambda: torch.randn(2, 0, 7, 6),
+}
+ODD_BODIES = {
+    "conv_relu": conv_relu,
+    "conv_valid": lambda: net("torch.relu(self.c(x))", c=nn.Conv2d(8, 8, 3)).eval(),
+    "conv_add": lambda: net("self.c(x) + x", c=nn.Conv2d(8, 8, 3, padding=1)).eval(),
+    "eltwise": lambda: net("torch.relu(x * 2 + 1) * x").eval(),
+    "pool": lambda: net("F.max_pool2d(x, 2)").eval(),
+    "matmul": lambda: net("torch.matmul(x, x.transpose(-1, -2))").eval(),
+    "softmax": lambda: net("torch.softmax(x, -1)").eval(),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("body", ODD_BODIES)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_odd_tensors(body: str, kind: str, when: str) -> None:
+    """Met in the profiling run or by a compiled group: what plain TorchScript answers.
+
+    Not what eager answers: to plain TorchScript too, a frozen convolution without its module's
+    checks words some errors in another way.
+    """
+    module, odd = ODD_BODIES[body](), ODD[kind]()
+    with torch.no_grad():
+        plain = to_script(module, [torch.randn(IMAGE)])
+        script = to_script(module, [torch.randn(IMAGE)])
+        if when == "after":
+            for _ in range(3):
+                script(torch.randn(IMAGE))
+        assert_same_outcome(script, plain, odd)
+        assert_same_outcome(script, plain, torch.randn(IMAGE))  # what it was made for still works
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.double, torch.cfloat, torch.half], ids=["double", "complex", "half"]
+)
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+def test_whole_module_of_another_dtype(dtype: torch.dtype, scripted: bool) -> None:
+    """Nothing goes in, and the numbers are eager's; a traced complex one is made of real ones."""
+    m = net("y = self.c(x); return self.d(y * 2 + y)", c=nn.Conv2d(8, 8, 3), d=nn.Conv2d(8, 4, 1))
+    groups = None if dtype == torch.cfloat and not scripted else 0
+    check(m, [torch.randn(IMAGE)], dtype=dtype, scripted=scripted, groups=groups)
+
+
+@pytest.mark.parametrize("kind", ["int", "uint8", "bool"])
+def test_integer_function(kind: str) -> None:
+    fn = torch.jit.trace(
+        lambda x: torch.matmul(x.long(), x.long().transpose(-1, -2)) + 1, ODD[kind]()
+    )
+    x = ODD[kind]()
+    with torch.no_grad():
+        for _ in range(4):
+            assert_same(fn(x), torch.matmul(x.long(), x.long().transpose(-1, -2)) + 1)
+
+
+# ------------------------------------------------------------------------ inputs after the warm-up
+
+
+def changed(case: str) -> Tensor:
+    big = torch.randn(4, 16, 14, 12)
+    return {
+        "batch": lambda: torch.randn(5, 8, 7, 6),
+        "size": lambda: torch.randn(2, 8, 11, 9),
+        "channels_last": lambda: torch.randn(IMAGE).contiguous(memory_format=torch.channels_last),
+        "sliced": lambda: big[:2, ::2, 3:10, :6],
+        "strided": lambda: big[1:3, :8, ::2, ::2],
+        "transposed": lambda: torch.randn(2, 8, 6, 7).transpose(2, 3),
+        "permuted": lambda: torch.randn(7, 6, 8, 2).permute(3, 2, 0, 1),
+        "expanded": lambda: torch.randn(1, 8, 7, 1).expand(IMAGE),
+        "expanded_scalar": lambda: torch.randn(1, 1, 1, 1).expand(IMAGE),
+        "offset": lambda: torch.randn(3, 8, 7, 6)[1:],
+        "unaligned": lambda: torch.randn(2 * 8 * 7 * 6 + 1)[1:].view(IMAGE),
+        "flipped_batch": lambda: torch.randn(IMAGE).flip(0),
+        "one": lambda: torch.randn(1, 8, 7, 6),
+        "one_channels_last": lambda: torch.randn(1, 7, 6, 8).permute(0, 3, 1, 2),
+        "inference": lambda: torch.inference_mode()(torch.randn)(IMAGE),
+    }[case]()
+
+
+CHANGES = (
+    *("batch", "size", "channels_last", "sliced", "strided", "transposed", "permuted"),
+    *("expanded", "expanded_scalar", "offset", "unaligned", "flipped_batch", "one"),
+    *("one_channels_last", "inference"),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", CHANGES)
+def test_input_changes_after_warm_up(case: str, dtype: torch.dtype) -> None:
+    """Another shape or layout is compiled again, not run in the interpreter."""
+    m = net(
+        "y = torch.relu(self.c(x) + x)\nreturn self.d(F.max_pool2d(y, 2)), y",
+        c=nn.Conv2d(8, 8, 3, padding=1),
+        d=nn.Conv2d(8, 4, 1),
+    ).eval()
+    m = m.to(dtype)
+    x = torch.randn(IMAGE, dtype=dtype)
+    script = warmed(m, x)
+    before = llga_fuser._C.fallbacks()
+    with torch.no_grad():
+        y = changed(case)
+        y = y if y.dtype == dtype else y.to(dtype)
+        for value in (y, x, y, x, y):
+            assert_same(script(value), m(value), case)
+    assert llga_fuser._C.fallbacks() == before
+
+
+@pytest.mark.parametrize("args", list(itertools.permutations(range(3))), ids=str)
+def test_same_tensor_and_swapped_operands(args: tuple[int, ...]) -> None:
+    m = net("self.c(x) + y * z", "x, y, z", c=nn.Conv2d(8, 8, 1)).eval()
+    a, b = torch.randn(IMAGE), torch.randn(IMAGE)
+    tensors = (a, b, a)
+    script = warmed(m, *tensors)
+    with torch.no_grad():
+        chosen = [tensors[i] for i in args]
+        assert_same(script(*chosen), m(*chosen))
+
+
+def test_many_shapes() -> None:
+    m = conv_relu()
+    script = warmed(m, torch.randn(IMAGE))
+    with torch.no_grad():
+        for h in range(3, 23):
+            x = torch.randn(1, 8, h, 25 - h)
+            assert_same(script(x), m(x), f"height {h}")
+
+
+def test_operand_becomes_a_scalar_tensor() -> None:
+    """An operand of another rank than the one that was compiled."""
+    m = net("self.c(x) * y", "x, y", c=nn.Conv2d(8, 8, 1)).eval()
+    script = warmed(m, torch.randn(IMAGE), torch.randn(IMAGE))
+    with torch.no_grad():
+        for shape in ((), (1,), (6,), (7, 6), (8, 1, 1), (1, 8, 7, 6), (3, 2, 8, 7, 6), IMAGE):
+            inputs = torch.randn(IMAGE), torch.randn(shape)
+            assert_same(script(*inputs), m(*inputs), str(shape))
+
+
+def test_output_is_a_fresh_tensor() -> None:
+    """No later call writes to it, and writing to it changes no later call."""
+    m = conv_relu()
+    script = warmed(m, torch.randn(IMAGE))
+    with torch.no_grad():
+        x, z = torch.randn(IMAGE), torch.randn(IMAGE)
+        y = script(x)
+        kept = y.clone()
+        script(z)
+        assert torch.equal(y, kept)
+        y.zero_()
+        assert_same(script(x), m(x))
+
+
+def test_view_of_an_output() -> None:
+    """Its strides are eager's: .view() works wherever it works in eager."""
+    m = conv_relu()
+    script = warmed(m, torch.randn(IMAGE))
+    with torch.no_grad():
+        x = torch.randn(IMAGE)
+        assert_same(script(x).view(2, -1), m(x).view(2, -1))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_number_of_threads_changes(threads: int) -> None:
+    m = conv_relu()
+    x = torch.randn(IMAGE)
+    with restored(torch.get_num_threads, torch.set_num_threads):
+        torch.set_num_threads(3 - threads)
+        script = warmed(m, x)
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            for _ in range(3):
+                assert_same(script(x), m(x))
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_python_threads_share_a_module() -> None:
+    """Different shapes at the same time, some of them compiled for the first time."""
+    m = net("torch.relu(self.c(x)) + x", c=nn.Conv2d(8, 8, 3, padding=1)).eval()
+    script = warmed(m, torch.randn(IMAGE))
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            with torch.no_grad():
+                for i in range(12):
+                    x = torch.randn(1 + (seed + i) % 3, 8, 5 + i % 4, 9, generator=generator)
+                    assert_same(script(x), m(x), f"thread {seed}, call {i}")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures[0]
+
+
+# --------------------------------------------------------------------------- gradients, switches
+
+
+def test_gradients_through_an_unfrozen_module() -> None:
+    """Fused under no_grad, then called where a gradient is wanted: eager's, to the last bit."""
+    m = net(
+        "self.l(torch.relu(self.c(x)).mean([2, 3]))", c=nn.Conv2d(8, 8, 3), l=nn.Linear(8, 4)
+    ).eval()
+    script = warmed(m, torch.randn(IMAGE), freeze=False)
+    x = torch.randn(IMAGE)
+    grads = []
+    for fn in (m, script):
+        m.zero_grad()
+        leaf = x.clone().requires_grad_()
+        out = fn(leaf)
+        assert out.requires_grad
+        out.square().sum().backward()
+        grads.append([leaf.grad, *(p.grad.clone() for p in m.parameters() if p.grad is not None)])
+    assert len(grads[0]) == len(grads[1]) == 5
+    for ours, theirs in zip(grads[1], grads[0], strict=True):
+        assert torch.equal(ours, theirs)
+    with torch.no_grad():
+        assert_same(script(x), m(x))
+
+
+def test_gradient_of_the_input_of_a_frozen_module() -> None:
+    m = conv_relu()
+    script = warmed(m, torch.randn(IMAGE))
+    x = torch.randn(IMAGE)
+    grads = []
+    for fn in (m, script):
+        leaf = x.clone().requires_grad_()
+        fn(leaf).sum().backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
+
+
+def test_frozen_module_without_no_grad() -> None:
+    """Nothing requires a gradient: fused as under no_grad."""
+    m = conv_relu()
+    x = torch.randn(IMAGE)
+    script = to_script(m, [x])
+    for _ in range(4):
+        assert_same(script(x), m(x).detach())
+    expect(fused_graph(script, x), groups=1, fused="conv relu")
+
+
+def test_inference_mode() -> None:
+    m = conv_relu()
+    with torch.inference_mode():
+        x = torch.randn(IMAGE)
+        script = to_script(m, [x])
+        for _ in range(4):
+            assert_same(script(x), m(x))
+        expect(fused_graph(script, x), groups=1, fused="conv relu")
+
+
+def test_weights_of_an_unfrozen_module_are_followed() -> None:
+    m = conv_relu()
+    x = torch.randn(IMAGE)
+    script = warmed(m, x, freeze=False)
+    with torch.no_grad():
+        m.c.weight.mul_(-2)
+        assert_same(script(x), m(x), "written in place")
+        script.c.bias.copy_(torch.randn(8))
+        assert_same(script(x), m(x), "written through the script")
+
+
+@pytest.mark.parametrize("profiling", [True, False], ids=["profiling", "legacy"])
+def test_executors(profiling: bool) -> None:
+    previous = torch._C._jit_set_profiling_executor(profiling)
+    try:
+        m = conv_relu()
+        x = torch.randn(IMAGE)
+        with torch.no_grad():
+            script = to_script(m, [x])
+            for _ in range(3):
+                assert_same(script(x), m(x))
+            groups = [n for n in walk(script.graph_for(x)) if n.kind() == GROUP]
+        assert len(groups) == 1
+    finally:
+        torch._C._jit_set_profiling_executor(previous)
+
+
+def test_off_means_off() -> None:
+    x = torch.randn(IMAGE)
+    with llga_fuser.fusion(False):
+        assert not llga_fuser.is_enabled()
+        m = conv_relu()
+        with torch.no_grad():
+            script = to_script(m, [x])
+            for _ in range(3):
+                assert torch.equal(script(x), m(x))
+            assert not fused_graph(script, x).groups
+    assert llga_fuser.is_enabled()
+
+
+def test_what_was_fused_runs_after_the_fuser_is_off() -> None:
+    m, x = conv_relu(), torch.randn(IMAGE)
+    script = warmed(m, x)
+    with llga_fuser.fusion(False), torch.no_grad():
+        for shape in (IMAGE, (1, 8, 5, 5)):
+            y = torch.randn(shape)
+            assert_same(script(y), m(y))
+
+
+def test_torch_switch_is_ours() -> None:
+    torch.jit.enable_onednn_fusion(False)
+    assert not llga_fuser.is_enabled()
+    torch.jit.enable_onednn_fusion(True)
+    assert llga_fuser.is_enabled()
+    assert torch.jit.onednn_fusion_enabled()
+    found = check(conv_relu(), [torch.randn(IMAGE)], groups=1, fused="conv relu")
+    assert "prim::oneDNNFusionGroup" not in found.outside
+
+
+def test_save_and_load() -> None:
+    """A module that has run fused is saved as it was written."""
+    m, x = conv_relu(), torch.randn(IMAGE)
+    script = warmed(m, x)
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    with torch.no_grad():
+        for _ in range(4):
+            assert_same(loaded(x), m(x))
+        expect(fused_graph(loaded, x), groups=1, fused="conv relu")
+
+
+def test_optimize_for_inference() -> None:
+    """Leaves MKL-DNN nodes of its own: they stay, and the numbers are right."""
+    m, x = conv_relu(), torch.randn(IMAGE)
+    with torch.no_grad():
+        script = torch.jit.optimize_for_inference(to_script(m, [x]))
+        for _ in range(4):
+            assert_same(script(x), m(x))
+
+
+def test_packed_weights() -> None:
+    """Packed once for all shapes, counted, and given back."""
+    llga_fuser.clear_cache()
+    assert llga_fuser.cache_info().packed_bytes == 0
+    m = net("torch.relu(self.c(x))", c=nn.Conv2d(64, 64, 3, padding=1)).eval()
+    script = warmed(m, torch.randn(1, 64, 12, 12))
+    weight = 64 * 64 * 9 * 4
+    held = llga_fuser.cache_info().packed_bytes
+    assert weight <= held < 2 * weight
+    with torch.no_grad():
+        for size in range(13, 23):
+            x = torch.randn(1, 64, size, size)
+            assert_same(script(x), m(x))
+    # Another shape may ask for another layout, but not for a copy each time.
+    assert llga_fuser.cache_info().packed_bytes < 3 * weight
+    llga_fuser.clear_cache()
+    assert llga_fuser.cache_info().packed_bytes == 0
+    with torch.no_grad():
+        assert_same(script(x), m(x), "packed again")
+
+
+GROWTH = """
+import gc, sys, torch
+from torch import nn
+
+if sys.argv[1] == "fused":
+    import llga_fuser
+
+    llga_fuser.enable(True)
+
+
+def resident():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+torch.set_num_threads(1)
+x = torch.randn(1, 256, 4, 4)
+for i in range(22):
+    m = nn.Conv2d(256, 512, 3, padding=1).eval()
+    with torch.no_grad():
+        script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
+        for _ in range(3):
+            script(x)
+    del m, script
+    gc.collect()
+    if i == 1:
+        start = resident()
+print(resident() - start)
+"""
+
+
+@pytest.mark.xfail(
+    reason="TorchScript keeps the executors of frozen modules, and they keep the packed weights",
+    strict=False,
+)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_deleted_models_leave_nothing_behind() -> None:
+    """More than plain TorchScript leaves, which keeps the graphs of frozen modules for ever."""
+    growth = {}
+    for how in ("plain", "fused"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", GROWTH, how],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=300,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        growth[how] = int(done.stdout)
+    one_model = 512 * 256 * 9 * 4
+    assert growth["fused"] < growth["plain"] + 3 * one_model, growth
+
+
+# --------------------------------------------------------------------------------- random programs
+
+STEPS = {  # what one step of a random program may do: v, w are earlier values of one shape
+    "conv": "self.c{i}({v})",
+    "relu": "torch.relu({v})",
+    "relu_": "F.relu({v}, inplace=True)",
+    "silu": "F.silu({v})",
+    "sigmoid_": "{v}.sigmoid_()",
+    "add": "{v} + {w}",
+    "add_": "{v}.add_({w})",
+    "sub": "{v} - {w}",
+    "mul_sigmoid": "{v} * torch.sigmoid({w})",
+    "scale": "{v} * 0.5 + 0.1",
+    "gate": "{v} * torch.sigmoid({w}.mean([2, 3], True))",
+    "pool": "F.max_pool2d({v}, 3, 1, 1)",
+    "avg": "F.avg_pool2d({v}, 3, 1, 1)",
+    "cat": "self.d{i}(torch.cat([{v}, {w}], 1))",
+    "wildcard": "torch.cumsum({v}, 1) * 0.2",
+    "slice_": "{v}[:, 1:3].mul_(0.5)",
+    "softmax": "torch.softmax({v}, 1)",
+    "clamp": "torch.clamp({v}, -1, 1)",
+    "view": "{v}.view(2, -1).view(2, 4, 5, 6)",
+    "linear": "self.l{i}({v})",
+}
+
+
+def random_program(seed: int) -> nn.Module:
+    """Convolutions, in-place ops, views and skips in a random order, with several results."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(options: Sequence[Any]) -> Any:
+        return options[int(torch.randint(len(options), (), generator=generator))]
+
+    lines, values, members = ["v0 = x + 0"], ["v0"], {}
+    for i in range(1, 13):
+        step = pick(["conv", *STEPS] if i % 3 else ["conv"])
+        code = STEPS[step].format(i=i, v=pick(values), w=pick(values))
+        if step == "slice_":
+            lines.append(code)
+            continue
+        if step == "conv":
+            members[f"c{i}"] = nn.Conv2d(4, 4, pick([1, 3]), padding="same")
+        elif step == "cat":
+            members[f"d{i}"] = nn.Conv2d(8, 4, 1)
+        elif step == "linear":
+            members[f"l{i}"] = nn.Linear(6, 6)
+        lines.append(f"v{i} = {code}")
+        values.append(f"v{i}")
+    results = {values[-1], pick(values), pick(values)}
+    lines.append(f"return {', '.join(sorted(results))},")
+    return net("\n".join(lines), **members)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+@pytest.mark.parametrize("seed", range(60))
+def test_random_program(seed: int, scripted: bool) -> None:
+    torch.manual_seed(seed)
+    program = random_program(seed)
+    # Up to twelve ops in a row, some of them differences: a wider tolerance, far from a wrong read.
+    # Which ops go in depends on where the in-place ones are; the numbers must not.
+    check(
+        program, [torch.randn(2, 4, 5, 6)], scripted=scripted, tol=Tolerance(1e-3), fallbacks=True
+    )
+
+
+# ----------------------------------------------------------------------------------------- models
+
+
+@dataclass(frozen=True)
+class Net:
+    """A torchvision network; small images, as fusion does not depend on their size."""
+
+    name: str
+    size: int = 96
+    slow: bool = False
+    fused: str = "conv"
+    modes: tuple[str, ...] = ("fp32", "autocast")
+    # What may stay outside of the groups; None: anything.
+    outside: frozenset[str] | None = None
+
+
+BOTH_BF16 = ("fp32", "autocast", "bfloat16")
+# The cast of a bf16 network's input may be left alone, as it is no work to share.
+TO_FLATTEN = frozenset({"aten::flatten", "aten::to"})
+
+NETS = [
+    Net("alexnet", size=224, outside=TO_FLATTEN),  # its pooling divides only this
+    Net("resnet18", outside=TO_FLATTEN),
+    Net("resnet50", outside=TO_FLATTEN, modes=BOTH_BF16),
+    Net("resnext50_32x4d", outside=TO_FLATTEN),
+    Net("densenet121", size=64),
+    Net("googlenet"),
+    Net("inception_v3"),
+    Net("squeezenet1_0"),
+    Net("squeezenet1_1"),
+    Net("mobilenet_v2", outside=TO_FLATTEN),
+    Net("mobilenet_v3_small"),
+    Net("mobilenet_v3_large", outside=TO_FLATTEN, modes=BOTH_BF16),
+    Net("mnasnet1_0"),
+    Net("shufflenet_v2_x1_0"),
+    Net("efficientnet_b0", outside=TO_FLATTEN, modes=BOTH_BF16),
+    Net("regnet_y_400mf", outside=TO_FLATTEN),
+    Net("vit_b_16", size=64, fused="conv layer_norm", modes=BOTH_BF16),
+    Net("swin_t", size=64, fused="conv layer_norm"),
+    Net("lraspp", size=64),
+    Net("vgg16", slow=True, outside=TO_FLATTEN),
+    Net("resnext101_32x8d", slow=True, outside=TO_FLATTEN),
+    Net("wide_resnet50_2", slow=True, outside=TO_FLATTEN),
+    Net("densenet161", slow=True),
+    Net("densenet169", slow=True),
+    Net("densenet201", slow=True),
+    *(Net(f"efficientnet_b{i}", slow=True, outside=TO_FLATTEN) for i in range(1, 8)),
+    Net("efficientnet_v2_s", slow=True, outside=TO_FLATTEN),
+    Net("convnext_tiny", slow=True, fused="conv linear layer_norm", modes=BOTH_BF16),
+    Net("swin_v2_t", slow=True, fused="conv layer_norm"),
+    # Traced under autocast its einsum keeps the casts to itself: TorchScript alone cannot run it.
+    Net("maxvit_t", size=224, slow=True, modes=("fp32", "bfloat16")),
+    Net("fcn_resnet50", slow=True),
+    Net("deeplabv3_resnet50", slow=True),
+    Net("r3d_18", size=64, slow=True, outside=TO_FLATTEN),
+]
+
+
+@functools.lru_cache(maxsize=1)
+def network(name: str, size: int) -> _models.Model:
+    return _models.build(name, size)
+
+
+@pytest.mark.parametrize(
+    ("net", "mode"),
+    [
+        pytest.param(net, mode, id=f"{net.name}-{mode}", marks=[pytest.mark.slow] * net.slow)
+        for net in NETS
+        for mode in net.modes
+    ],
+)
+def test_model(net: Net, mode: str) -> None:
+    model = network(net.name, net.size)
+    found = check_model(model.module, lambda seed: model.inputs(1, seed), mode)
+    expect(found, fused=net.fused)
+    if net.outside is not None:
+        left = {k for k in found.outside if k.startswith("aten::")} - net.outside
+        assert not left, f"{left} left outside:\n{found}"
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", ["fp32", "autocast"])
+def test_model_with_all_threads(mode: str) -> None:
+    model = network("resnet18", 96)
+    expect(check_model(model.module, lambda seed: model.inputs(2, seed), mode), fused="conv linear")
+
+
+@pytest.mark.parametrize("mode", BOTH_BF16)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_transformer(name: str, attention: str, mode: str) -> None:
+    pytest.importorskip("transformers", reason="an optional extra of the tests")
+    _models.load_torchvision()  # which transformers imports
+    module, inputs = ARCHITECTURES[name](attention)
+    module.eval()
+    _models.randomize(module)
+    _models.calibrate(module, inputs(0))
+    expect(check_model(module, inputs, mode), fused="linear")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-s", "-m", "", *sys.argv[1:]]))

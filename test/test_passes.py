@@ -1,0 +1,319 @@
+"""Each pass alone: IR in, IR out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import FileCheck
+
+from llga_fuser import _C
+from util import walk
+
+pytestmark = pytest.mark.usefixtures("fuser")
+
+PASSES = [
+    "specialize_types",
+    "remove_mutation",
+    "normalize_ops",
+    "prepare_binary",
+    "defer_size_check",
+    "graph_fuser",
+    "layout_propagation",
+    "guard_values",
+    "guard_shape",
+]
+
+
+def parsed(text: str) -> torch.Graph:
+    return torch._C.parse_ir(text, parse_tensor_constants=True)
+
+
+def after(name: str, text: str) -> torch.Graph:
+    graph = parsed(text)
+    _C.run_pass(name, graph)
+    torch._C._jit_pass_lint(graph)
+    return graph
+
+
+def kinds(graph: torch.Graph) -> list[str]:
+    skipped = ("prim::Constant", "prim::ListConstruct")
+    return [n.kind() for n in walk(graph) if n.kind() not in skipped]
+
+
+def test_the_order_is_declared() -> None:
+    assert _C.pass_names() == PASSES
+
+
+def test_unknown_pass_is_named() -> None:
+    with pytest.raises(ValueError, match=r"unknown pass 'fuse'.*graph_fuser"):
+        _C.set_pass_enabled("fuse", False)
+
+
+@pytest.fixture
+def all_on() -> Iterator[None]:
+    yield
+    for name in PASSES:
+        _C.set_pass_enabled(name, True)
+
+
+def scripted() -> tuple[torch.jit.ScriptModule, Tensor]:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+    x = torch.randn(1, 3, 8, 8)
+    return torch.jit.freeze(torch.jit.trace(module, x)), x
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_each_can_be_switched_off(name: str, all_on: None) -> None:
+    """The others cope: same numbers, and without the fuser pass no group."""
+    _C.set_pass_enabled(name, False)
+    assert not _C.is_pass_enabled(name)
+    module, x = scripted()
+    with torch.no_grad():
+        first = module(x)
+        results = [module(x) for _ in range(3)]
+        graph = module.graph_for(x)
+    for result in results:
+        torch.testing.assert_close(result, first, rtol=1e-4, atol=1e-5)
+    grouped = any(n.kind() == "llga::FusionGroup" for n in walk(graph))
+    if name == "graph_fuser":
+        assert not grouped
+    elif name != "specialize_types":
+        assert grouped
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "message"),
+    [("graph_fuser,prepare_binary", 0, ""), ("nonsense", 1, "unknown pass 'nonsense'")],
+)
+def test_environment_variable(value: str, status: int, message: str) -> None:
+    code = (
+        "import llga_fuser; llga_fuser.enable(); "
+        "assert not llga_fuser._C.is_pass_enabled('graph_fuser'); "
+        "assert llga_fuser._C.is_pass_enabled('guard_shape')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LLGA_FUSER_DISABLE_PASSES": value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+
+
+def test_specialize_types() -> None:
+    graph = after(
+        "specialize_types",
+        """
+        graph(%x : Tensor):
+          %1 : Tensor = prim::profile[profiled_type=Float(2, 3, strides=[3, 1])](%x)
+          %2 : Tensor = aten::relu(%1)
+          return (%2)
+        """,
+    )
+    assert kinds(graph) == ["aten::relu"]
+
+
+def test_remove_mutation() -> None:
+    graph = after(
+        "remove_mutation",
+        """
+        graph(%x : Tensor):
+          %1 : Tensor = aten::sigmoid(%x)
+          %2 : Tensor = aten::hardswish_(%1)
+          return (%2)
+        """,
+    )
+    assert kinds(graph) == ["aten::sigmoid", "aten::hardswish"]
+
+
+def test_remove_mutation_keeps_what_others_see() -> None:
+    graph = after(
+        "remove_mutation",
+        """
+        graph(%x : Tensor):
+          %1 : Tensor = aten::relu_(%x)
+          return (%1)
+        """,
+    )
+    assert kinds(graph) == ["aten::relu_"]
+
+
+def test_normalize_dropout() -> None:
+    graph = after(
+        "normalize_ops",
+        """
+        graph(%x : Tensor):
+          %p : float = prim::Constant[value=0.5]()
+          %train : bool = prim::Constant[value=0]()
+          %1 : Tensor = aten::dropout(%x, %p, %train)
+          %2 : Tensor = aten::relu(%1)
+          return (%2)
+        """,
+    )
+    assert kinds(graph) == ["aten::relu"]
+
+
+def test_normalize_keeps_dropout_in_training() -> None:
+    graph = after(
+        "normalize_ops",
+        """
+        graph(%x : Tensor):
+          %p : float = prim::Constant[value=0.5]()
+          %train : bool = prim::Constant[value=1]()
+          %1 : Tensor = aten::dropout(%x, %p, %train)
+          return (%1)
+        """,
+    )
+    assert kinds(graph) == ["aten::dropout"]
+
+
+def test_normalize_identity_cast() -> None:
+    """The first cast fixes the type; the second has nothing to do, the third (fp32 input) has."""
+    graph = after(
+        "normalize_ops",
+        """
+        graph(%x : Tensor):
+          %bf16 : int = prim::Constant[value=15]()
+          %half : int = prim::Constant[value=5]()
+          %no : bool = prim::Constant[value=0]()
+          %yes : bool = prim::Constant[value=1]()
+          %none : NoneType = prim::Constant()
+          %1 : Tensor = aten::to(%x, %bf16, %no, %no, %none)
+          %2 : Tensor = aten::_autocast_to_reduced_precision(%1, %no, %yes, %half, %bf16)
+          %3 : Tensor = aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16)
+          %4 : Tensor = aten::mm(%2, %3)
+          return (%4)
+        """,
+    )
+    assert kinds(graph) == ["aten::to", "aten::_autocast_to_reduced_precision", "aten::mm"]
+
+
+def test_normalize_multihead_attention() -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    class Self(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        module = torch.jit.freeze(torch.jit.trace(Self().eval(), x))
+        assert "aten::_native_multi_head_attention" in kinds(module.graph)
+        expected = module(x)
+        graph = module.graph.copy()
+        _C.run_pass("normalize_ops", graph)
+        torch._C._jit_pass_lint(graph)
+    assert "aten::_native_multi_head_attention" not in kinds(graph)
+    FileCheck().check("aten::linear").check("aten::scaled_dot_product_attention").check(
+        "aten::linear"
+    ).run(str(graph))
+    assert expected.shape == x.shape
+
+
+BINARY = """
+graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
+      %y : BFloat16(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
+  %one : int = prim::Constant[value=1]()
+  %1 : Tensor = aten::add(%x, %y, %one)
+  return (%1)
+"""
+
+
+def test_prepare_binary_spells_promotion() -> None:
+    graph = after("prepare_binary", BINARY)
+    assert kinds(graph) == ["aten::to", "aten::add"]
+    FileCheck().check("value=6").check("aten::to").check("llga_inserted=1").run(str(graph))
+
+
+def test_unfused_casts_are_taken_out_again() -> None:
+    graph = parsed(BINARY)
+    _C.run_pass("prepare_binary", graph)
+    _C.run_pass("graph_fuser", graph)
+    assert kinds(graph) == ["aten::add"]
+
+
+@pytest.mark.parametrize(("op", "mirrored"), [("sub", "rsub"), ("add", "add"), ("mul", "mul")])
+def test_prepare_binary_numbers_go_right(op: str, mirrored: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        return getattr(torch, op)(torch.tensor(2.0), x)
+
+    x = torch.randn(2, 3)
+    graph = torch.jit.trace(function, x).graph.copy()
+    torch._C._jit_pass_complete_shape_analysis(graph, (x,), False)
+    torch._C._jit_pass_constant_propagation(graph)
+    _C.run_pass("prepare_binary", graph)
+    node = next(n for n in walk(graph) if n.kind() == f"aten::{mirrored}")
+    inputs = list(node.inputs())
+    assert inputs[0].debugName() == "x"
+    assert inputs[1].toIValue() == 2.0
+
+
+def test_defer_size_check() -> None:
+    graph = after(
+        "defer_size_check",
+        """
+        graph(%x : Tensor):
+          %1 : Tensor = aten::relu(%x)
+          %2 : Tensor = aten::sigmoid(%1)
+          %3 : int[] = aten::size(%2)
+          return (%2, %3)
+        """,
+    )
+    FileCheck().check("aten::size(%x)").run(str(graph))
+
+
+CONV = """
+graph(%x : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu),
+      %w : Float(3, 3, 3, 3, strides=[27, 9, 3, 1], requires_grad=0, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %one : int = prim::Constant[value=1]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %1 : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu) = aten::conv2d(%x, %w, %none, %ones, %ones, %ones, %one)
+  %2 : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu) = aten::relu(%1)
+  %3 : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu) = aten::conv2d(%2, %w, %none, %ones, %ones, %ones, %one)
+  %4 : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu) = aten::cos(%3)
+  %5 : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu) = aten::relu(%4)
+  return (%5)
+"""  # noqa: E501
+
+
+def test_graph_fuser() -> None:
+    graph = after("graph_fuser", CONV)
+    assert kinds(graph) == ["llga::FusionGroup", "llga::FusionGroup", "aten::cos", "aten::relu"]
+    first, second, _, lone = (n for n in walk(graph) if n.kind() != "prim::Constant")
+    assert kinds(first.g("Subgraph")) == ["aten::conv2d", "aten::relu"]
+    assert kinds(second.g("Subgraph")) == ["aten::conv2d"]
+    assert "lone elementwise" in lone.s("llga_refused")
+
+
+def test_graph_fuser_leaves_written_values_alone() -> None:
+    graph = after("graph_fuser", CONV.replace("aten::cos(%3)", "aten::cos_(%3)"))
+    assert kinds(graph)[0] == "llga::FusionGroup"
+    left = next(n for n in walk(graph) if n.kind() == "aten::conv2d")
+    assert "in-place" in left.s("llga_refused")
+
+
+def test_layout_propagation_and_guards() -> None:
+    graph = parsed(CONV)
+    for name in ("graph_fuser", "layout_propagation", "guard_values", "guard_shape"):
+        _C.run_pass(name, graph)
+    first, second = (n for n in walk(graph) if n.kind() == "llga::FusionGroup")
+    assert len(list(first.outputs())) == 1
+    text = str(graph)
+    FileCheck().check("llga_any_layout=[1]").check("llga_group_owned=[0, 0]").check(
+        "llga_must_be_finite=[1, 1]"
+    ).check("llga_any_layout=[0]").run(text)
+    assert "Float(1, 3, 8, 8" not in text, "guard_shape erases the observed types"
+    assert len(list(second.outputs())) == 1
