@@ -40,6 +40,7 @@ def config() -> dict[str, object]:
         "enabled": _C.is_enabled(),
         "passes off": [n for n in _C.pass_names() if not _C.is_pass_enabled(n)],
         "operators": len(_C.op_names()),
+        "bfloat16": runtime["bf16"],
         "bf16 matrix units (AMX)": "amx" in isa,
         "bf16 dot products (AVX-512)": "bf16" in isa or "fp16" in isa or "amx" in isa,
         "attention as one partition": version >= (3, 7, 0),

@@ -18,6 +18,7 @@ TensorFacts factsOf(const at::Tensor& tensor) {
 }  // namespace
 
 TensorFacts StaticFacts::tensor(const Value* value) const {
+  value = behind(value);
   if (auto known = torch::jit::toIValue(value); known && known->isTensor()) {
     const auto& tensor = known->toTensor();
     return tensor.defined() ? factsOf(tensor) : TensorFacts{};

@@ -41,7 +41,7 @@ class Facts {
 // fallback at run time, nothing else.
 class StaticFacts final : public Facts {
  public:
-  void assume(const Value* value, at::ScalarType dtype) { assumed_.emplace(value, dtype); }
+  void assume(const Value* value, at::ScalarType dtype) { assumed_.emplace(behind(value), dtype); }
 
   TensorFacts tensor(const Value* value) const override;
   std::optional<c10::IValue> constant(const Value* value) const override;

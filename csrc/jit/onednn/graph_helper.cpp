@@ -1,5 +1,6 @@
 #include "jit/onednn/graph_helper.h"
 
+#include <c10/util/irange.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/jit_log.h>
 
@@ -70,10 +71,10 @@ void readsOf(const Node* node, const Block* block, std::vector<const Value*>& re
   auto read = [&](const Value* value) {
     if (value->node()->kind() == prim::ListConstruct) {
       for (const auto* item : value->node()->inputs()) {
-        reads.push_back(item);
+        reads.push_back(behind(item));
       }
     } else if (value->node()->kind() != prim::Constant) {
-      reads.push_back(value);
+      reads.push_back(behind(value));
     }
   };
   for (const auto* input : node->inputs()) {
@@ -149,9 +150,6 @@ class BlockPartitioner {
       std::for_each(node->inputs().begin(), node->inputs().end(), consider);
       consider(node->output(0));
       dtype = dtype.value_or(at::kFloat);
-      if (isTensor(node->input(0))) {
-        facts_.assume(node->input(0), *dtype);
-      }
     } else {
       for (const auto* input : node->inputs()) {
         const auto known = isTensor(input) ? facts_.tensor(input).dtype : std::nullopt;
@@ -159,15 +157,18 @@ class BlockPartitioner {
           dtype = known;
         }
       }
-      for (const auto* input : node->inputs()) {
-        if (dtype && isTensor(input)) {
-          facts_.assume(input, *dtype);
-        }
+    }
+    if (!dtype) {
+      return;
+    }
+    for (const auto i : c10::irange(node->inputs().size())) {
+      const auto& name = node->schema().arguments()[i].name();
+      if (isTensor(node->input(i)) && name != "condition" && name != "mask" &&
+          name != "attn_mask") {  // boolean as a rule
+        facts_.assume(node->input(i), *dtype);
       }
     }
-    if (dtype) {
-      facts_.assume(node->output(0), *dtype);
-    }
+    facts_.assume(node->output(0), *dtype);
   }
 
   void lower(Node* node, const OpEntry& entry) {
@@ -176,6 +177,7 @@ class BlockPartitioner {
       entry.lower(lowering);
       LoweredGraph trial;
       std::move(lowering).commit(trial);
+      requireKernels(node, trial);
       verify(node, trial);
       Candidate candidate{&entry, lowered_.ops.size(), trial.ops.size()};
       for (auto& op : trial.ops) {
@@ -188,6 +190,15 @@ class BlockPartitioner {
     } catch (const dnnl::error& error) {
       refuse(node,
              fmt::format("{}: oneDNN refuses the op ({})", qualifiedName(node), error.what()));
+    }
+  }
+
+  static void requireKernels(const Node* node, const LoweredGraph& trial) {
+    for (const auto& [id, operand] : trial.operands) {
+      if (operand.dtype == at::kBFloat16 && !supportsBf16()) {
+        throw Refused{fmt::format("{}: oneDNN has no bfloat16 kernels for {}", qualifiedName(node),
+                                  effectiveIsa())};
+      }
     }
   }
 
@@ -226,7 +237,8 @@ class BlockPartitioner {
         produced.insert(node->outputs().begin(), node->outputs().end());
         continue;
       }
-      if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct) {
+      if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
+          node->kind() == asTargetKind()) {
         continue;
       }
       std::vector<const Value*> reads;
@@ -245,7 +257,8 @@ class BlockPartitioner {
       graph.add_op(wildcard);
     }
     std::unordered_set<const Value*> returned;
-    for (const auto* output : block_->outputs()) {
+    for (const auto* returned_value : block_->outputs()) {
+      const auto* output = behind(returned_value);
       if (produced.count(output) != 0 && returned.insert(output).second) {
         dnnl::graph::op end(wildcard_id++, OpKind::End, "return");
         end.add_input(tensorOf(output));
@@ -295,6 +308,13 @@ class BlockPartitioner {
     for (const auto* node : block_->nodes()) {
       position[node] = next++;
     }
+    // An as_target goes with the node whose result it is.
+    std::unordered_map<const Node*, std::vector<Node*>> identities;
+    for (auto* node : block_->nodes()) {
+      if (node->kind() == asTargetKind()) {
+        identities[behind(node->output())->node()].push_back(node);
+      }
+    }
     std::vector<Proposal> result;
     for (const auto& part : parts) {
       Proposal proposal;
@@ -309,6 +329,9 @@ class BlockPartitioner {
           continue;
         }
         proposal.nodes.push_back(member);
+        if (const auto it = identities.find(node); it != identities.end()) {
+          proposal.nodes.insert(proposal.nodes.end(), it->second.begin(), it->second.end());
+        }
         switch (candidates_.at(member).entry->op_class) {
           case OpClass::compute:
             ++proposal.compute;

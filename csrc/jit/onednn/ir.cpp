@@ -36,6 +36,18 @@ Symbol insertedAttr() {
   return attr;
 }
 
+Symbol asTargetKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::as_target");
+  return kind;
+}
+
+const Value* behind(const Value* value) {
+  while (value->node()->kind() == asTargetKind()) {
+    value = value->node()->input(0);
+  }
+  return value;
+}
+
 void refuse(Node* node, const std::string& reason) { node->s_(refusedAttr(), reason); }
 
 bool isShapeArithmetic(const Node* node) {

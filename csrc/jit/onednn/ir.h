@@ -30,6 +30,16 @@ Symbol refusedAttr();
 // int on a node that a pass of ours put in and that is taken out again if nothing fused it.
 Symbol insertedAttr();
 
+// Schema of the op that remove_mutation puts behind the pure variant of an in-place op:
+//   llga::as_target(result, target)
+// is `result`, cast to the data type of `target`; raises what the in-place op raises where it can't
+// be cast or has other sizes. Inside a group it costs nothing: the group is compiled only for
+// inputs with which it changes nothing.
+Symbol asTargetKind();
+
+// The value that `value` is equal to where a group computes it: looks through llga::as_target.
+const Value* behind(const Value* value);
+
 inline bool isFusionGroup(const Node* node) { return node->kind() == fusionGroupKind(); }
 
 // Records why `node` is not in a fusion group. The last reason wins: it is the final one.

@@ -246,6 +246,7 @@ Operand Lowering::add(Operand operand) {
 }
 
 Operand Lowering::in(const Value* value) {
+  value = behind(value);
   Operand operand;
   operand.id = value->unique();
   operand.dtype = dtype(value);

@@ -56,8 +56,9 @@ void addProduct(Lowering& l, const char* a, const char* b) {
   const auto alpha = l.number("alpha");
   const auto beta = l.number("beta");
   const auto sizes = l.maybeSizes(l.node()->output());
-  const auto& added = l.sizes(l.arg("self"));
-  if (alpha == 1 && beta == 1 && added.size() == 1 && sizes && added[0] == sizes->back()) {
+  const auto added = l.maybeSizes(l.arg("self"));
+  if (alpha == 1 && beta == 1 && added && added->size() == 1 && sizes &&
+      added->front() == sizes->back()) {
     l.emit(OpKind::MatMul, {l.in(a), matrix(l, b), l.in("self")}, {l.out()});
     return;
   }

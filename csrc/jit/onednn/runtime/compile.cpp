@@ -85,6 +85,13 @@ class PlanCompiler {
           isShapeArithmetic(node)) {
         continue;
       }
+      if (node->kind() == asTargetKind()) {
+        if (request_.facts->tensor(node->input(0)).dtype !=
+            request_.facts->tensor(node->output()).dtype) {
+          throw CompileError{"an in-place op converts its result to the data type of its target"};
+        }
+        continue;
+      }
       const auto* entry = findOp(node);
       if (entry == nullptr) {
         throw CompileError{qualifiedName(node) + ": not in the op table"};
@@ -105,7 +112,7 @@ class PlanCompiler {
       group_inputs_[subgraph.inputs()[i]->unique()] = i;
     }
     for (const auto i : c10::irange(subgraph.outputs().size())) {
-      group_outputs_.emplace(subgraph.outputs()[i]->unique(), i);
+      group_outputs_.emplace(behind(subgraph.outputs()[i])->unique(), i);
     }
   }
 
@@ -296,7 +303,7 @@ class PlanCompiler {
   }
 
   void describeOutput(size_t index) {
-    const auto* value = request_.subgraph->outputs()[index];
+    const auto* value = behind(request_.subgraph->outputs()[index]);
     const auto id = value->unique();
     const auto it = layouts_.find(id);
     if (it == layouts_.end() || group_outputs_.at(id) != index) {
@@ -325,8 +332,13 @@ class PlanCompiler {
     const auto facts = request_.facts->tensor(value);
     const bool same_layout = strides == layout.get_strides() && facts.sizes == layout.get_dims() &&
                              facts.dtype == lowered_.operands.at(output).dtype;
-    // A second reader in the group could read after the write.
-    return same_layout && value->uses().size() == 1 ? static_cast<int64_t>(it->second) : -1;
+    // A second reader in the group could read after the write; as_target reads no numbers of its
+    // target.
+    const auto readers = std::count_if(
+        value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+          return use.user->kind() != asTargetKind() || use.offset == 0;
+        });
+    return same_layout && readers == 1 ? static_cast<int64_t>(it->second) : -1;
   }
 
   const CompileRequest& request_;

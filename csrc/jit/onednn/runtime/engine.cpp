@@ -67,4 +67,20 @@ std::string effectiveIsa() {
   }
 }
 
+bool supportsBf16() {
+  static const bool supported = [] {
+    switch (dnnl::get_effective_cpu_isa()) {
+      case dnnl::cpu_isa::sse41:
+      case dnnl::cpu_isa::avx:
+      case dnnl::cpu_isa::avx2:
+      case dnnl::cpu_isa::avx2_vnni:
+      case dnnl::cpu_isa::avx2_vnni_2:  // a few kernels only
+        return false;
+      default:
+        return true;
+    }
+  }();
+  return supported;
+}
+
 }  // namespace llga

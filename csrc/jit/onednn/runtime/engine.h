@@ -22,4 +22,7 @@ std::string onednnHash();
 // The instruction set oneDNN may use: "avx512_core_amx", ...
 std::string effectiveIsa();
 
+// Whether oneDNN has bfloat16 kernels for this processor (and ONEDNN_MAX_CPU_ISA).
+bool supportsBf16();
+
 }  // namespace llga
