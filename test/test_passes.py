@@ -131,7 +131,27 @@ def test_remove_mutation() -> None:
           return (%2)
         """,
     )
-    assert kinds(graph) == ["aten::sigmoid", "aten::hardswish"]
+    assert kinds(graph) == ["aten::sigmoid", "aten::hardswish", "llga::as_target"]
+    FileCheck().check("%3 : Tensor = aten::hardswish(%1)").check(
+        "%4 : Tensor = llga::as_target(%3, %1)"
+    ).check("return (%4)").run(str(graph))
+
+
+def test_remove_mutation_twice_in_a_row() -> None:
+    graph = after(
+        "remove_mutation",
+        """
+        graph(%x : Tensor, %y : Tensor):
+          %one : int = prim::Constant[value=1]()
+          %1 : Tensor = aten::cos(%x)
+          %2 : Tensor = aten::add_(%1, %y, %one)
+          %3 : Tensor = aten::mul_(%2, %y)
+          return (%1)
+        """,
+    )
+    targets = ["aten::add", "llga::as_target", "aten::mul", "llga::as_target"]
+    assert kinds(graph) == ["aten::cos", *targets]
+    assert next(graph.outputs()).node().kind() == "llga::as_target"
 
 
 def test_remove_mutation_keeps_what_others_see() -> None:
@@ -272,6 +292,22 @@ def test_defer_size_check() -> None:
         """,
     )
     FileCheck().check("aten::size(%x)").run(str(graph))
+
+
+def test_defer_size_check_reads_behind_a_chain() -> None:
+    graph = after(
+        "defer_size_check",
+        """
+        graph(%x : Tensor):
+          %1 : Tensor = aten::cos(%x)
+          %2 : Tensor = aten::relu(%1)
+          %3 : Tensor = aten::sigmoid(%2)
+          %4 : int[] = aten::size(%1)
+          %5 : Tensor = aten::tanh(%3)
+          return (%5, %4)
+        """,
+    )
+    FileCheck().check("aten::size(%3)").run(str(graph))
 
 
 CONV = """

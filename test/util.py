@@ -307,7 +307,7 @@ def check(
     if not fallbacks:
         happened = Counter(llga_fuser._C.fallbacks()) - before
         assert not happened, f"ran in the interpreter: {dict(happened)}\n{found}"
-    if bf16_fuses() or (dtype != torch.bfloat16 and not autocast):
+    if fuses(torch.bfloat16) or (dtype != torch.bfloat16 and not autocast):
         expect(found, groups=groups, fused=fused, outside=outside)
     return found
 
@@ -378,14 +378,16 @@ def check_model(module: nn.Module, make: Callable[[int], tuple[Tensor, ...]], mo
         found = fused_graph(script, *inputs[0])
     happened = Counter(llga_fuser._C.fallbacks()) - before
     assert not happened, f"ran in the interpreter: {dict(happened)}"
-    if bf16_fuses() or mode == "fp32":
+    if mode == "fp32" or fuses(torch.bfloat16):
         assert found.groups, f"nothing was fused:\n{found}"
     return found
 
 
-def bf16_fuses() -> bool:
-    """Whether oneDNN has bf16 kernels for this processor; else all bf16 ops stay with aten."""
-    return bool(llga_fuser._C.runtime_info()["bf16"])
+def fuses(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has kernels for that type on this processor; else its ops stay with aten."""
+    if dtype == torch.bfloat16:
+        return bool(llga_fuser._C.runtime_info()["bf16"])
+    return dtype == torch.float32
 
 
 def onednn_version() -> tuple[int, ...]:

@@ -1,12 +1,15 @@
-// Reads sizes from as far up as they are the same, so that no aten::size stands between two ops
-// that could share a group.
+// Reads sizes where no aten::size stands between two ops that could share a group: from an input of
+// the block that has the same ones, or else from the end of the chain of ops that keep them.
 //
 //   %y : Tensor = aten::relu(%x)              %y : Tensor = aten::relu(%x)
 //   %n : int[] = aten::size(%y)        ->     %n : int[] = aten::size(%x)
 //   %z : Tensor = aten::view(%y, %n)          %z : Tensor = aten::view(%y, %n)
 //
-// The size of a compute op's result cannot be read further up; the graph fuser takes such shape
-// arithmetic into the group that needs it.
+//   %1 : Tensor = aten::conv2d(%x, ...)       %1 : Tensor = aten::conv2d(%x, ...)
+//   %y : Tensor = aten::relu(%1)              %y : Tensor = aten::relu(%1)
+//   %n : int[] = aten::size(%1)        ->     %n : int[] = aten::size(%y)
+//
+// Shape arithmetic that a group needs is taken into it by the graph fuser.
 #include <unordered_set>
 
 #include "jit/onednn/ir.h"
@@ -32,7 +35,36 @@ bool keepsShape(const Node* node) {
     }
     return set;
   }();
-  return kinds.count(node->kind()) != 0;
+  return kinds.count(node->kind()) != 0 || node->kind() == asTargetKind();
+}
+
+Value* top(Value* value) {
+  while (keepsShape(value->node())) {
+    value = value->node()->input(0);
+  }
+  return value;
+}
+
+// The last value of the chain that `value` starts, as far as nothing but sizes is read on the way
+// and all of it lies before `reader`.
+Value* bottom(Value* value, const Node* reader) {
+  for (;;) {
+    Node* next = nullptr;
+    for (const auto& use : value->uses()) {
+      if (use.user->kind() == torch::jit::aten::size || use.user == next) {
+        continue;
+      }
+      if (next != nullptr || use.offset != 0 || !keepsShape(use.user) ||
+          use.user->owningBlock() != reader->owningBlock() || !use.user->isBefore(reader)) {
+        return value;
+      }
+      next = use.user;
+    }
+    if (next == nullptr) {
+      return value;
+    }
+    value = next->output();
+  }
 }
 
 void visit(Block* block) {
@@ -43,9 +75,10 @@ void visit(Block* block) {
     if (node->kind() != torch::jit::aten::size) {
       continue;
     }
-    while (keepsShape(node->input(0)->node())) {
-      node->replaceInput(0, node->input(0)->node()->input(0));
-    }
+    auto* source = top(node->input(0));
+    node->replaceInput(0, source->node()->kind() == torch::jit::prim::Param
+                              ? source
+                              : bottom(source, node));
   }
 }
 

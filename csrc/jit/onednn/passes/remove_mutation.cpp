@@ -55,9 +55,11 @@ class Replacements {
   }
 
   void keepTargets() const {
-    for (const auto& [before, kind] : asked_) {
-      auto* node = before->next();
-      if (node->kind() == kind && node->outputs().size() == 1 && isTensor(node->input(0))) {
+    // The last one first: what is inserted behind one must not come between another and its
+    // predecessor.
+    for (auto it = asked_.rbegin(); it != asked_.rend(); ++it) {
+      auto* node = it->before->next();
+      if (node->kind() == it->pure_kind && node->outputs().size() == 1 && isTensor(node->input(0))) {
         keepTarget(node);
       }
     }
