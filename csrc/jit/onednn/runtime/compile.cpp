@@ -334,8 +334,8 @@ class PlanCompiler {
                              facts.dtype == lowered_.operands.at(output).dtype;
     // A second reader in the group could read after the write; as_target reads no numbers of its
     // target.
-    const auto readers = std::count_if(
-        value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    const auto readers =
+        std::count_if(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
           return use.user->kind() != asTargetKind() || use.offset == 0;
         });
     return same_layout && readers == 1 ? static_cast<int64_t>(it->second) : -1;
