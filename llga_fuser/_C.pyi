@@ -1,5 +1,6 @@
 """The extension module: switches, passes and figures of the fuser. Not public."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,13 +21,16 @@ def clear_cache() -> None: ...
 def set_cache_capacity(entries: int, bytes: int) -> None: ...
 def compile_module(
     frozen: torch.ScriptModule,
-    examples: list[tuple[tuple[Any, ...], dict[str, Any]]],
+    examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     consume: bool,
+    releasable: bool,
 ) -> torch.ScriptModule: ...
 def compile_function(
-    function: torch.jit.ScriptFunction[..., Any],
-    examples: list[tuple[tuple[Any, ...], dict[str, Any]]],
+    function: torch.jit.ScriptFunction[Any, Any],
+    examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     consume: bool,
-) -> torch.jit.ScriptFunction[..., Any]: ...
+    releasable: bool,
+) -> torch.jit.ScriptFunction[Any, Any]: ...
+def release_weights(script: torch.ScriptModule | torch.jit.ScriptFunction[Any, Any]) -> int: ...
 def set_fpmath_mode(mode: int) -> None: ...
 def fpmath_mode() -> int: ...

@@ -33,7 +33,7 @@ _LIMITS = {torch.float32: 1e-2, torch.bfloat16: 0.2}
 _lock = threading.Lock()
 
 
-def compile(
+def compile(  # noqa: A001
     module_or_fn: Callable[..., Any],
     example_inputs: Any,
     *,
@@ -85,15 +85,16 @@ def compile(
     examples = _examples(example_inputs)
     target = _target(module_or_fn)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        with _lock, _quiet():
+        # Freezing needs methods inlined, which is an optimisation.
+        with _lock, _quiet(), torch.jit.optimized_execution(True):
             script, ours = _script(target, examples[0], autocast, strict)
         calls = [_twin(example) for example in examples]
         if isinstance(script, torch.jit.ScriptModule):
-            made = torch.jit._recursive.wrap_cpp_module(  # type: ignore[attr-defined]
-                _C.compile_module(script._c, calls, ours)
+            made = torch.jit._recursive.wrap_cpp_module(
+                _C.compile_module(script._c, calls, ours, release_weights)
             )
         else:
-            made = _C.compile_function(script, calls, ours)
+            made = _C.compile_function(script, calls, ours, release_weights)
         del script
         for index, example in enumerate(examples):
             args, kwargs = _twin(example)
@@ -104,7 +105,7 @@ def compile(
                     expected = target(*args, **kwargs)
                 _compare(result, expected, index)
         if release_weights:
-            _C.release_weights(made._c if isinstance(made, torch.jit.ScriptModule) else made)
+            _release(made)
     return made
 
 
@@ -268,10 +269,21 @@ def _insert_casts(frozen: Any, dtype: torch.dtype) -> None:
     before = torch._C._jit_set_autocast_mode(True)
     try:
         with _autocast(dtype):
-            torch._C._jit_pass_autocast(frozen.graph)
+            torch._C._jit_pass_autocast(frozen.graph)  # type: ignore[attr-defined]
     finally:
         torch._C._jit_set_autocast_mode(before)
     torch._C._jit_pass_constant_propagation(frozen.graph)  # of weights
+
+
+def _release(made: Any) -> None:
+    def save(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            "a module compiled with release_weights=True can't be saved: its weights are no longer "
+            "there in a form that others could read; compile it without to save it"
+        )
+
+    _C.release_weights(made._c if isinstance(made, torch.jit.ScriptModule) else made)
+    made.__dict__.update(save=save, save_to_buffer=save)
 
 
 # ------------------------------------------------------------------------------------- checking

@@ -16,9 +16,10 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
-#include <unordered_map>
+#include <unordered_set>
 
 #include "jit/onednn/interface.h"
+#include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
 namespace {
@@ -186,6 +187,108 @@ void installExecutor(GraphFunction& function, Graph& fused) {
   become(graph, *plain);
 }
 
+// ------------------------------------------------------------------------------ releasable weights
+
+Symbol weightKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::weight");
+  return kind;
+}
+
+// Freeing less than this is not worth an unpacking.
+constexpr int64_t kSmallestReleased = 1024;
+
+bool isConstantTensor(const Node* node) {
+  return node->kind() == torch::jit::prim::Constant && isTensor(node->output()) &&
+         node->hasAttribute(torch::jit::attr::value);
+}
+
+bool canBeReleased(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized() &&
+         tensor.numel() >= kSmallestReleased && tensor.is_non_overlapping_and_dense();
+}
+
+// Calls `visit` for each node of `block` and of its nested blocks, not of Subgraph attributes.
+template <typename Visit>
+void walk(Block* block, const Visit& visit) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* nested : node->blocks()) {
+      walk(nested, visit);
+    }
+    visit(node);
+  }
+}
+
+// Gives the constants that only the groups of `fused` read a storage that can be emptied, and takes
+// them out of `plain`:
+//
+//   %w : Tensor = prim::Constant[value=<Tensor>]()   ->   %w : Tensor = llga::weight[value=...]()
+void makeReleasable(Graph& plain, Graph& fused) {
+  std::unordered_set<const c10::StorageImpl*> read_outside;
+  auto storageOf = [](const at::Tensor& tensor) {
+    return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+  };
+  walk(fused.block(), [&](Node* node) {
+    if (isConstantTensor(node)) {
+      read_outside.insert(storageOf(node->t(torch::jit::attr::value)));
+    }
+  });
+  std::vector<std::pair<at::Tensor, at::Tensor>> weights;
+  auto find = [&](const at::Tensor& tensor) -> at::Tensor {
+    for (const auto& [known, weight] : weights) {
+      if (known.is_alias_of(tensor) && known.storage_offset() == tensor.storage_offset() &&
+          known.sizes() == tensor.sizes() && known.strides() == tensor.strides() &&
+          known.scalar_type() == tensor.scalar_type()) {
+        return weight;
+      }
+    }
+    return {};
+  };
+  walk(fused.block(), [&](Node* group) {
+    if (!isFusionGroup(group)) {
+      return;
+    }
+    for (auto* node : group->g(torch::jit::attr::Subgraph)->nodes()) {
+      if (!isConstantTensor(node)) {
+        continue;
+      }
+      const auto tensor = node->t(torch::jit::attr::value);
+      if (!canBeReleased(tensor) || read_outside.count(storageOf(tensor)) != 0) {
+        continue;
+      }
+      auto weight = find(tensor);
+      if (!weight.defined()) {
+        weight = ReleasableWeight::make(tensor);
+        weights.emplace_back(tensor, weight);
+      }
+      node->t_(torch::jit::attr::value, weight);
+    }
+  });
+  walk(plain.block(), [&](Node* node) {
+    const auto weight =
+        isConstantTensor(node) ? find(node->t(torch::jit::attr::value)) : at::Tensor();
+    if (weight.defined()) {
+      auto* op = plain.create(weightKind(), {}, /*num_outputs=*/1)->insertBefore(node);
+      op->t_(torch::jit::attr::value, weight);
+      op->output()->copyMetadata(node->output());
+      node->output()->replaceAllUsesWith(op->output());
+      node->destroy();
+    }
+  });
+}
+
+ReleasableWeightPtr weightOf(const Node* node) {
+  return findReleasable(node->t(torch::jit::attr::value));
+}
+
+torch::jit::Operation weightOperation(const Node* node) {
+  return [tensor = node->t(torch::jit::attr::value), weight = weightOf(node)](Stack& stack) {
+    torch::jit::push(stack, weight->copy());
+  };
+}
+
+// ------------------------------------------------------------------------------------ executors
+
 // A function can't leave its compilation unit, and that of traced and scripted code lives as long
 // as the process: what it is not needed for any more is taken out.
 void giveUpConstants(GraphFunction& function) {
@@ -194,6 +297,13 @@ void giveUpConstants(GraphFunction& function) {
   const torch::jit::WithInsertPoint guard(graph.block());
   graph.registerOutput(graph.insertConstant(c10::IValue()));
   function.clear_optimized_graphs();
+}
+
+void install(GraphFunction& function, Graph& fused, const CompileOptions& options) {
+  if (options.releasable) {
+    makeReleasable(*function.graph(), fused);
+  }
+  installExecutor(function, fused);
 }
 
 }  // namespace
@@ -210,7 +320,8 @@ std::shared_ptr<Graph> fuseAhead(Graph& graph, const std::vector<Stack>& example
   return fused;
 }
 
-torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused, bool consume) {
+torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused,
+                                  const CompileOptions& options) {
   const auto old_type = frozen.type();
   auto& original = torch::jit::toGraphFunction(frozen.get_method("forward").function());
   const bool alone = old_type->numAttributes() == 0 && old_type->methods().size() == 1 &&
@@ -219,7 +330,7 @@ torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused
   if (!alone) {
     auto module = frozen.clone(/*inplace=*/true);
     fused.inputs()[0]->setType(module.type());
-    installExecutor(torch::jit::toGraphFunction(module.get_method("forward").function()), fused);
+    install(torch::jit::toGraphFunction(module.get_method("forward").function()), fused, options);
     return module;
   }
   const auto unit = std::make_shared<torch::jit::CompilationUnit>();
@@ -235,29 +346,43 @@ torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused
   };
   function->setSchema(original.getSchema().cloneWithRemappedTypes(renew));
   new_type->addMethod(function);
-  installExecutor(torch::jit::toGraphFunction(*function), fused);
-  if (consume) {
+  install(torch::jit::toGraphFunction(*function), fused, options);
+  if (options.consume) {
     giveUpConstants(original);
   }
   return module;
 }
 
-torch::jit::StrongFunctionPtr compiledFunction(GraphFunction& plain, Graph& fused, bool consume) {
+torch::jit::StrongFunctionPtr compiledFunction(GraphFunction& plain, Graph& fused,
+                                               const CompileOptions& options) {
   const auto unit = std::make_shared<torch::jit::CompilationUnit>();
   auto graph = plain.graph()->copy();
   torch::jit::Inline(*graph);
   auto* function = unit->create_function(plain.qualname(), graph);
   function->setSchema(plain.getSchema());
-  installExecutor(torch::jit::toGraphFunction(*function), fused);
-  if (consume) {
+  install(torch::jit::toGraphFunction(*function), fused, options);
+  if (options.consume) {
     giveUpConstants(plain);
   }
   return {unit, function};
 }
 
-void registerObserve() {
-  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
-      observeKind(), observeOperation, c10::AliasAnalysisKind::CONSERVATIVE)});
+size_t releaseWeights(GraphFunction& compiled) {
+  size_t bytes = 0;
+  walk(compiled.graph()->block(), [&](const Node* node) {
+    if (node->kind() == weightKind()) {
+      bytes += weightOf(node)->release();
+    }
+  });
+  return bytes;
+}
+
+void registerAheadOfTime() {
+  static const torch::jit::RegisterOperators registration({
+      torch::jit::Operator(observeKind(), observeOperation, c10::AliasAnalysisKind::CONSERVATIVE),
+      // Conservative, as passes must not compare the tensors of two such nodes.
+      torch::jit::Operator(weightKind(), weightOperation, c10::AliasAnalysisKind::CONSERVATIVE),
+  });
 }
 
 }  // namespace llga

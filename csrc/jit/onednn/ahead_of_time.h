@@ -26,14 +26,24 @@ std::shared_ptr<Graph> fuseAhead(Graph& graph, const std::vector<torch::jit::Sta
 // A module that computes what the forward method of `frozen` computes, by running `fused`. Where
 // nothing but forward is there (no attribute, no other method), the module has a compilation unit
 // of its own and all of it dies with the last reference. Otherwise it is a clone in that of
-// `frozen`. `consume`: `frozen` is not needed any more and gives up its constants.
-torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused, bool consume);
+// `frozen`.
+struct CompileOptions {
+  // The plain module is not needed any more and gives up its constants.
+  bool consume;
+  // Constants that only groups read can be released (releaseWeights).
+  bool releasable;
+};
+torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused,
+                                  const CompileOptions& options);
 
 // The same for a function.
 torch::jit::StrongFunctionPtr compiledFunction(torch::jit::GraphFunction& plain, Graph& fused,
-                                               bool consume);
+                                               const CompileOptions& options);
 
-// Registers the operator that notes types; idempotent.
-void registerObserve();
+// Frees the plain copies of weights that are packed. Returns their bytes.
+size_t releaseWeights(torch::jit::GraphFunction& compiled);
+
+// Registers the operators of such graphs; idempotent.
+void registerAheadOfTime();
 
 }  // namespace llga
