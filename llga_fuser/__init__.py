@@ -20,6 +20,7 @@ from llga_fuser._cache import (  # noqa: E402
     clear_cache,
     set_cache_capacity,
 )
+from llga_fuser._compile import compile  # noqa: A004, E402
 from llga_fuser._config import show_config  # noqa: E402
 from llga_fuser._switch import enable, fusion, install_switches, is_enabled  # noqa: E402
 from llga_fuser._version import __version__  # noqa: E402
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "cache_info",
     "clear_cache",
+    "compile",
     "enable",
     "fusion",
     "is_enabled",

@@ -12,6 +12,7 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 
 #include "jit/onednn/ops/lowering.h"
@@ -155,6 +156,10 @@ Environment Environment::current() {
 
 bool InputSignature::matches(const IValue& value) const {
   if (!is_tensor) {
+    if (host.isDouble()) {  // by bits: NaN is the same signature again, minus zero is another one
+      return value.isDouble() && std::bit_cast<uint64_t>(value.toDouble()) ==
+                                     std::bit_cast<uint64_t>(host.toDouble());
+    }
     return value.tagKind() == host.tagKind() && value == host;
   }
   if (!value.isTensor()) {
@@ -185,6 +190,13 @@ FusionKernel::FusionKernel(const Node* group)
     }
     if (group->hasAttribute(mustBeFiniteAttr()) && group->is(mustBeFiniteAttr())[i] != 0) {
       watched_.push_back(i);
+    }
+  }
+  for (auto* node : subgraph_->nodes()) {
+    if (node->kind() == torch::jit::prim::Constant && isTensor(node->output())) {
+      if (auto weight = findReleasable(node->t(torch::jit::attr::value))) {
+        weights_.push_back(std::move(weight));
+      }
     }
   }
   PlanCache::instance().add(this);
@@ -338,6 +350,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   std::string reason;
   try {
     RECORD_FUNCTION("llga::compile", ArrayRef<const IValue>{});
+    const WeightsInUse present(weights_);
     RecordedFacts facts;
     Stack eager;
     for (const auto i : c10::irange(inputs.size())) {
@@ -375,6 +388,21 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   PlanCache::instance().compiled(elapsed.count());
 }
 
+void FusionKernel::runSubgraph(Stack& stack) {
+  if (c10::GradMode::is_enabled() && wantsGradient(stack)) {
+    for (const auto& weight : weights_) {
+      weight->pin();  // autograd saves it for the backward pass
+    }
+  }
+  const WeightsInUse present(weights_);
+  torch::jit::InterpreterState(*fallback_code_).run(stack);
+  for (auto& result : stack) {
+    if (!weights_.empty() && result.isTensor() && findReleasable(result.toTensor())) {
+      result = result.toTensor().clone();  // a view of a weight
+    }
+  }
+}
+
 void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint) {
   std::call_once(fallback_once_, [&] {
     fallback_code_ = std::make_unique<torch::jit::Code>(subgraph_, "llga_fallback");
@@ -389,7 +417,7 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
   Stack own(std::make_move_iterator(stack.end() - static_cast<std::ptrdiff_t>(input_count_)),
             std::make_move_iterator(stack.end()));
   torch::jit::drop(stack, input_count_);
-  torch::jit::InterpreterState(*fallback_code_).run(own);
+  runSubgraph(own);
   for (size_t i = 0; taint && i < own.size(); ++i) {
     if (any_layout_[i]) {
       markTainted(own[i].toTensor());

@@ -21,6 +21,7 @@
 #include "jit/onednn/ir.h"
 #include "jit/onednn/runtime/plan.h"
 #include "jit/onednn/runtime/plan_cache.h"
+#include "jit/onednn/runtime/releasable_weights.h"
 
 namespace torch::jit {
 struct Code;
@@ -86,6 +87,7 @@ class FusionKernel final : public PlanOwner {
   void compile(Entry& entry, c10::ArrayRef<c10::IValue> inputs);
   // True if an input holds NaN or an infinity that the group's kernels might lose.
   bool holdsNonFinite(c10::ArrayRef<c10::IValue> inputs) const;
+  void runSubgraph(torch::jit::Stack& stack);
   // `taint`: mark the results for the groups that read them as not finite.
   void fallBack(torch::jit::Stack& stack, const std::string& reason, bool taint = false);
 
@@ -95,6 +97,7 @@ class FusionKernel final : public PlanOwner {
   std::vector<int64_t> owned_;
   std::vector<size_t> watched_;       // inputs that must be finite
   std::vector<size_t> owned_inputs_;  // inputs that another group may have marked
+  std::vector<ReleasableWeightPtr> weights_;
 
   mutable std::shared_mutex mutex_;  // entries_; shared for a hit, for a few nanoseconds
   std::vector<EntryPtr> entries_;
