@@ -86,7 +86,7 @@ def compile(  # noqa: A001
     target = _target(module_or_fn)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         # Freezing needs methods inlined, which is an optimisation.
-        with _lock, _quiet(), torch.jit.optimized_execution(True):
+        with _lock, _quiet(), torch.jit.optimized_execution(True):  # type: ignore[attr-defined]
             script, ours = _script(target, examples[0], autocast, strict)
         calls = [_twin(example) for example in examples]
         if isinstance(script, torch.jit.ScriptModule):
@@ -276,14 +276,27 @@ def _insert_casts(frozen: Any, dtype: torch.dtype) -> None:
 
 
 def _release(made: Any) -> None:
+    _C.release_weights(made._c if isinstance(made, torch.jit.ScriptModule) else made)
+    _forbid_saving(made)
+
+
+def _forbid_saving(made: Any) -> None:
+    """An error where it is saved; a module that contains it raises when its file is loaded."""
+
     def save(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError(
             "a module compiled with release_weights=True can't be saved: its weights are no longer "
             "there in a form that others could read; compile it without to save it"
         )
 
-    _C.release_weights(made._c if isinstance(made, torch.jit.ScriptModule) else made)
+    def copied(memo: dict[int, Any]) -> Any:
+        copy = type(made).__deepcopy__(made, memo)
+        _forbid_saving(copy)
+        return copy
+
     made.__dict__.update(save=save, save_to_buffer=save)
+    if isinstance(made, torch.jit.ScriptModule):
+        made.__dict__["__deepcopy__"] = copied
 
 
 # ------------------------------------------------------------------------------------- checking

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import pickle
 import re
 import subprocess
@@ -562,7 +563,7 @@ def resident():
 
 torch.set_num_threads(1)
 x = torch.randn(1, 256, 4, 4)
-for i in range(22):
+for i in range(16):
     m = nn.Sequential(nn.Conv2d(256, 512, 3, padding=1), nn.BatchNorm2d(512)).eval()
     script = llga_fuser.compile(SCRIPT(m), x)
     script(x)
@@ -634,8 +635,15 @@ def test_released_weights_cannot_be_saved() -> None:
     made = llga_fuser.compile(RELEASED, torch.randn(RELEASED_IMAGE), release_weights=True)
     with pytest.raises(RuntimeError, match="release_weights=True can't be saved"):
         torch.jit.save(made, io.BytesIO())
-    with pytest.raises(RuntimeError):  # a copy, and whatever the module is part of
+    with pytest.raises(RuntimeError, match="release_weights=True can't be saved"):
         torch.jit.save(copy.deepcopy(made), io.BytesIO())
+    outer = net("self.inner(x) * 2")
+    outer.inner = made
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(outer), file)
+    file.seek(0)
+    with pytest.raises(RuntimeError, match="release_weights=True"):
+        torch.jit.load(file)(torch.randn(RELEASED_IMAGE))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -684,7 +692,7 @@ def resident():
 torch.set_num_threads(1)
 x = torch.randn(1, 512, 3, 3)
 made = []
-for i in range(12):
+for i in range(8):
     m = nn.Conv2d(512, 512, 3, padding=1).eval()
     made.append(llga_fuser.compile(m, x, release_weights=sys.argv[1] == "True"))
     del m
@@ -708,13 +716,15 @@ def test_released_weights_are_gone() -> None:
             text=True,
             check=True,
             timeout=300,
+            # What is freed goes back to the system, or the numbers would be those of the allocator.
+            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
         )
         grown[release], packed[release] = map(int, done.stdout.split())
     weight = 512 * 512 * 9 * 4
     if not packed[True]:
         pytest.skip("oneDNN packs no such weights on this processor")
-    assert packed[True] == packed[False] >= 12 * weight
-    assert grown[True] < grown[False] - 8 * weight
+    assert packed[True] == packed[False] >= 8 * weight
+    assert grown[True] < grown[False] - 5 * weight
 
 
 def test_threads_compile_and_call() -> None:

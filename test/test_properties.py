@@ -241,12 +241,22 @@ COMMON = {
 
 @settings(max_examples=40, derandomize=True, **COMMON)
 @given(programs())
-def test_random_graphs(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
+def compare_some(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
     compare(*program)
+
+
+@settings(max_examples=1500, **COMMON)
+@given(programs())
+def compare_many(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
+    compare(*program)
+
+
+def test_random_graphs() -> None:
+    before = llga_fuser.cache_info().hits
+    compare_some()
+    assert llga_fuser.cache_info().hits > before + 200, "hardly anything was fused"
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **COMMON)
-@given(programs())
-def test_many_random_graphs(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
-    compare(*program)
+def test_many_random_graphs() -> None:
+    compare_many()

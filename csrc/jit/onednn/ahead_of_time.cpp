@@ -282,6 +282,9 @@ ReleasableWeightPtr weightOf(const Node* node) {
 }
 
 torch::jit::Operation weightOperation(const Node* node) {
+  TORCH_CHECK(node->hasAttribute(torch::jit::attr::value),
+              "llga::weight: this file was saved from a module compiled with "
+              "llga_fuser.compile(..., release_weights=True), whose weights can't be saved");
   return [tensor = node->t(torch::jit::attr::value), weight = weightOf(node)](Stack& stack) {
     torch::jit::push(stack, weight->copy());
   };
