@@ -24,12 +24,14 @@ def compile_module(
     examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     consume: bool,
     releasable: bool,
+    fpmath_mode: int | None,
 ) -> torch.ScriptModule: ...
 def compile_function(
     function: torch.jit.ScriptFunction[Any, Any],
     examples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
     consume: bool,
     releasable: bool,
+    fpmath_mode: int | None,
 ) -> torch.jit.ScriptFunction[Any, Any]: ...
 def release_weights(script: torch.ScriptModule | torch.jit.ScriptFunction[Any, Any]) -> int: ...
 def set_fpmath_mode(mode: int) -> None: ...

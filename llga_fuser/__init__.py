@@ -22,6 +22,7 @@ from llga_fuser._cache import (  # noqa: E402
 )
 from llga_fuser._compile import compile  # noqa: A004, E402
 from llga_fuser._config import show_config  # noqa: E402
+from llga_fuser._fpmath import fpmath_mode, set_fpmath_mode  # noqa: E402
 from llga_fuser._switch import enable, fusion, install_switches, is_enabled  # noqa: E402
 from llga_fuser._version import __version__  # noqa: E402
 
@@ -34,8 +35,10 @@ __all__ = [
     "clear_cache",
     "compile",
     "enable",
+    "fpmath_mode",
     "fusion",
     "is_enabled",
     "set_cache_capacity",
+    "set_fpmath_mode",
     "show_config",
 ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from llga_fuser import _C
+from llga_fuser._fpmath import FpmathMode, fpmath_value
 
 __all__ = ["compile"]
 
@@ -41,6 +42,7 @@ def compile(  # noqa: A001
     strict: bool = False,
     check: bool = True,
     release_weights: bool = False,
+    fpmath_mode: FpmathMode | None = None,
 ) -> Any:
     """Makes a TorchScript module (or function) that is fused and runs at full speed from the start.
 
@@ -69,6 +71,9 @@ def compile(  # noqa: A001
             is freed only if nobody else, such as the original module, holds the weights. The
             result can no longer be saved.
 
+        fpmath_mode: see `llga_fuser.set_fpmath_mode`, for this module alone; None: whatever the
+            process' mode is when the module is called.
+
     Returns:
         A `torch.jit.ScriptModule` for a module, a `torch.jit.ScriptFunction` for a function.
 
@@ -82,6 +87,7 @@ def compile(  # noqa: A001
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
     autocast = _autocast_dtype(dtype)
+    math = None if fpmath_mode is None else fpmath_value(fpmath_mode, "fpmath_mode")
     examples = _examples(example_inputs)
     target = _target(module_or_fn)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -91,10 +97,10 @@ def compile(  # noqa: A001
         calls = [_twin(example) for example in examples]
         if isinstance(script, torch.jit.ScriptModule):
             made = torch.jit._recursive.wrap_cpp_module(
-                _C.compile_module(script._c, calls, ours, release_weights)
+                _C.compile_module(script._c, calls, ours, release_weights, math)
             )
         else:
-            made = _C.compile_function(script, calls, ours, release_weights)
+            made = _C.compile_function(script, calls, ours, release_weights, math)
         del script
         for index, example in enumerate(examples):
             args, kwargs = _twin(example)

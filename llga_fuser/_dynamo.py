@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from llga_fuser._compile import compile as compile_ahead
+from llga_fuser._fpmath import FpmathMode, fpmath_value
 
 __all__ = ["dynamo_backend"]
 
@@ -28,7 +29,7 @@ _TRACES = 64
 
 class _Options(NamedTuple):
     dtype: torch.dtype | None = None
-    fpmath_mode: str | None = None
+    fpmath_mode: FpmathMode | None = None
     fallback: str = "eager"
 
 
@@ -69,6 +70,12 @@ def dynamo_backend(
             f"{', '.join(_Options._fields)}"
         )
     chosen = _Options(**(options or {}))
+    if chosen.fpmath_mode is not None:
+        fpmath_value(chosen.fpmath_mode, "options['fpmath_mode']")
+    if chosen.dtype not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"options['dtype']: expected torch.bfloat16, torch.float32 or None, got {chosen.dtype}"
+        )
     reason = _unsuitable(graph_module, example_inputs)
     if reason:
         return _other_backend(graph_module, example_inputs, chosen.fallback, reason)
@@ -132,16 +139,20 @@ def _written(graph_module: fx.GraphModule, inputs: tuple[Any, ...]) -> set[int]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = detect_fake_mode(inputs) or FakeTensorMode()
-    with torch.inference_mode(mode=False), torch.no_grad(), mode:
-        fakes = [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if isinstance(x, Tensor) else x
-            for x in inputs
-        ]
-        before = [_version(x) if isinstance(x, Tensor) else 0 for x in fakes]
-        graph_module(*fakes)
-        return {
-            i for i, x in enumerate(fakes) if isinstance(x, Tensor) and _version(x) != before[i]
-        }
+    try:
+        with torch.inference_mode(mode=False), torch.no_grad(), mode:
+            fakes = [
+                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+                if isinstance(x, Tensor)
+                else x
+                for x in inputs
+            ]
+            before = [_version(x) if isinstance(x, Tensor) else 0 for x in fakes]
+            graph_module(*fakes)
+    except Exception as error:  # an op without a fake kernel, a tensor attribute of the graph
+        _log.info("torch.compile: parameters stay inputs, as the graph has no fake run: %s", error)
+        return set(range(len(inputs)))
+    return {i for i, x in enumerate(fakes) if isinstance(x, Tensor) and _version(x) != before[i]}
 
 
 # ------------------------------------------------------------------------------------ the graph
@@ -295,6 +306,7 @@ class _Runner:
             tuple(inputs[i] for i in arguments),
             dtype=self._options.dtype,
             check=False,
+            fpmath_mode=self._options.fpmath_mode,
         )
         return _Compiled(made, tuple(arguments))
 

@@ -19,6 +19,7 @@
 #include <unordered_set>
 
 #include "jit/onednn/interface.h"
+#include "jit/onednn/kernel.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -303,6 +304,13 @@ void giveUpConstants(GraphFunction& function) {
 }
 
 void install(GraphFunction& function, Graph& fused, const CompileOptions& options) {
+  if (options.fpmath_mode) {
+    walk(fused.block(), [&](Node* node) {
+      if (isFusionGroup(node)) {
+        node->i_(fpmathModeAttr(), *options.fpmath_mode);
+      }
+    });
+  }
   if (options.releasable) {
     makeReleasable(*function.graph(), fused);
   }

@@ -11,6 +11,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "jit/onednn/ir.h"
@@ -32,6 +33,8 @@ struct CompileOptions {
   bool consume;
   // Constants that only groups read can be released (releaseWeights).
   bool releasable;
+  // Math mode of the groups, a dnnl_fpmath_mode_t; none: that of the process at the time of a call.
+  std::optional<int> fpmath_mode;
 };
 torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused,
                                   const CompileOptions& options);

@@ -154,6 +154,11 @@ Environment Environment::current() {
           at::autocast::get_autocast_dtype(at::kCPU), fpmathMode()};
 }
 
+Symbol fpmathModeAttr() {
+  static const Symbol attr = Symbol::attr("llga_fpmath_mode");
+  return attr;
+}
+
 bool InputSignature::matches(const IValue& value) const {
   if (!is_tensor) {
     if (host.isDouble()) {  // by bits: NaN is the same signature again, minus zero is another one
@@ -184,6 +189,9 @@ FusionKernel::FusionKernel(const Node* group)
     const auto& any = group->is(anyLayoutAttr());
     any_layout_.assign(any.begin(), any.end());
   }
+  if (group->hasAttribute(fpmathModeAttr())) {
+    fpmath_mode_ = static_cast<int>(group->i(fpmathModeAttr()));
+  }
   for (size_t i = 0; i < input_count_; ++i) {
     if (owned_[i] != 0) {
       owned_inputs_.push_back(i);
@@ -205,6 +213,12 @@ FusionKernel::FusionKernel(const Node* group)
 FusionKernel::~FusionKernel() { PlanCache::instance().remove(this); }
 
 // ------------------------------------------------------------------------------------- hot path
+
+Environment FusionKernel::environment() const {
+  auto current = Environment::current();
+  current.fpmath_mode = fpmath_mode_.value_or(current.fpmath_mode);
+  return current;
+}
 
 bool FusionKernel::matches(const Entry& entry, const Environment& environment,
                            ArrayRef<IValue> inputs) const {
@@ -257,7 +271,7 @@ bool FusionKernel::holdsNonFinite(ArrayRef<IValue> inputs) const {
 void FusionKernel::run(Stack& stack) {
   const auto inputs = torch::jit::last(stack, input_count_);
   if (!c10::GradMode::is_enabled() || !wantsGradient(inputs)) {
-    const auto plan = find(Environment::current(), inputs);
+    const auto plan = find(environment(), inputs);
     if (plan && !holdsNonFinite(inputs)) {
       try {
         plan->execute(stack, input_count_);
@@ -296,7 +310,7 @@ void FusionKernel::runSlow(Stack& stack) {
   if (holdsNonFinite(inputs)) {
     return fallBack(stack, "an input holds NaN or an infinity", /*taint=*/true);
   }
-  const auto environment = Environment::current();
+  const auto environment = this->environment();
   bool ours = false;
   const auto entry = claim(environment, inputs, ours);
   if (ours) {

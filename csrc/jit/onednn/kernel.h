@@ -14,6 +14,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ struct Code;
 }
 
 namespace llga {
+
+// int on a FusionGroup: its math mode, a dnnl_fpmath_mode_t, whatever the process' is.
+Symbol fpmathModeAttr();
 
 // What, beside the inputs, a plan was compiled for.
 struct Environment {
@@ -77,6 +81,7 @@ class FusionKernel final : public PlanOwner {
   };
   using EntryPtr = std::shared_ptr<Entry>;
 
+  Environment environment() const;
   bool matches(const Entry& entry, const Environment& environment,
                c10::ArrayRef<c10::IValue> inputs) const;
   // The plan for these inputs, or nullptr if there is none that is ready.
@@ -93,6 +98,7 @@ class FusionKernel final : public PlanOwner {
 
   std::shared_ptr<Graph> subgraph_;
   size_t input_count_;
+  std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;
   std::vector<int64_t> owned_;
   std::vector<size_t> watched_;       // inputs that must be finite

@@ -24,23 +24,23 @@ std::vector<Stack> stacksOf(const c10::FunctionSchema& schema, const Examples& e
 }
 
 torch::jit::Module compileModule(const torch::jit::Module& frozen, const Examples& examples,
-                                 bool consume, bool releasable) {
+                                 bool consume, bool releasable, std::optional<int> fpmath_mode) {
   auto& forward = torch::jit::toGraphFunction(frozen.get_method("forward").function());
   const auto stacks = stacksOf(forward.getSchema(), examples, frozen._ivalue());
   const py::gil_scoped_release released;
   const auto fused = llga::fuseAhead(*forward.graph(), stacks);
-  return llga::compiledModule(frozen, *fused, {consume, releasable});
+  return llga::compiledModule(frozen, *fused, {consume, releasable, fpmath_mode});
 }
 
 torch::jit::StrongFunctionPtr compileFunction(const torch::jit::StrongFunctionPtr& plain,
                                               const Examples& examples, bool consume,
-                                              bool releasable) {
+                                              bool releasable, std::optional<int> fpmath_mode) {
   plain.function_->ensure_defined();
   auto& function = torch::jit::toGraphFunction(*plain.function_);
   const auto stacks = stacksOf(function.getSchema(), examples, std::nullopt);
   const py::gil_scoped_release released;
   const auto fused = llga::fuseAhead(*function.graph(), stacks);
-  return llga::compiledFunction(function, *fused, {consume, releasable});
+  return llga::compiledFunction(function, *fused, {consume, releasable, fpmath_mode});
 }
 
 size_t releaseModule(const torch::jit::Module& compiled) {
@@ -57,9 +57,9 @@ size_t releaseFunction(const torch::jit::StrongFunctionPtr& compiled) {
 void bindAheadOfTime(py::module_& m) {
   llga::registerAheadOfTime();
   m.def("compile_module", &compileModule, py::arg("frozen"), py::arg("examples"),
-        py::arg("consume"), py::arg("releasable"));
+        py::arg("consume"), py::arg("releasable"), py::arg("fpmath_mode"));
   m.def("compile_function", &compileFunction, py::arg("function"), py::arg("examples"),
-        py::arg("consume"), py::arg("releasable"));
+        py::arg("consume"), py::arg("releasable"), py::arg("fpmath_mode"));
   m.def("release_weights", &releaseModule, py::arg("script"));
   m.def("release_weights", &releaseFunction, py::arg("script"));
 }
