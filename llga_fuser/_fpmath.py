@@ -15,7 +15,7 @@ _VALUES = {"strict": 0, "bf16": 1, "f16": 2, "any": 3, "tf32": 4}
 
 
 def fpmath_value(mode: str, name: str = "mode") -> int:
-    """oneDNN's number of a mode; `name` is the argument that an error is about."""
+    """The number oneDNN has for a mode; `name` is the argument that an error is about."""
     if not isinstance(mode, str):
         raise TypeError(f"{name}: expected a str, got {type(mode).__name__}")
     if mode not in _VALUES:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models.small_transformers import ARCHITECTURES
 from torch import Tensor, nn
 
 import llga_fuser
 from llga_fuser import _models
 from llga_fuser._dynamo import dynamo_backend
+from models.small_transformers import ARCHITECTURES
 from util import TOLERANCES, assert_same, fuses
 
 # Whole networks: another order of summation, many layers deep.
@@ -283,7 +283,7 @@ def test_fpmath_modes(mode: Any, small: Small) -> None:
 
 
 def test_wrong_fpmath_mode() -> None:
-    with pytest.raises(ValueError, match="mode: expected one of 'strict', .*, got 'fp32'"):
+    with pytest.raises(ValueError, match=r"mode: expected one of 'strict', .*, got 'fp32'"):
         llga_fuser.set_fpmath_mode("fp32")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="mode: expected a str, got int"):
         llga_fuser.set_fpmath_mode(1)  # type: ignore[arg-type]

@@ -162,8 +162,8 @@ Symbol fpmathModeAttr() {
 bool InputSignature::matches(const IValue& value) const {
   if (!is_tensor) {
     if (host.isDouble()) {  // by bits: NaN is the same signature again, minus zero is another one
-      return value.isDouble() && std::bit_cast<uint64_t>(value.toDouble()) ==
-                                     std::bit_cast<uint64_t>(host.toDouble());
+      return value.isDouble() &&
+             std::bit_cast<uint64_t>(value.toDouble()) == std::bit_cast<uint64_t>(host.toDouble());
     }
     return value.tagKind() == host.tagKind() && value == host;
   }
