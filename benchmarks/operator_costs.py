@@ -2,7 +2,7 @@
 
     python benchmarks/operator_costs.py [--quick]
 
-Times are medians on one thread; a busy machine shows in the scaling first.
+Times are CPU times of one thread, but for the scaling, which needs an idle machine.
 """
 
 from __future__ import annotations
@@ -32,60 +32,60 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def seconds_per_call(fn: Callable[[], Any], rounds: int = 15, calls: int = 200) -> float:
+def cpu_seconds(fn: Callable[[], Any], rounds: int = 15) -> float:
+    """Of one call in this thread, median: other processes do not count."""
     times = []
     for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        times.append((time.perf_counter() - start) / calls)
+        start = time.thread_time()
+        fn()
+        times.append(time.thread_time() - start)
     return statistics.median(times)
 
 
 class Repeated(nn.Module):
-    """Many calls of one tiny group, without Python between them."""
+    """Many calls of one tiny group, over some tensors in turn, without Python between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.c = nn.Conv2d(8, 8, 1)
 
-    def forward(self, x: Tensor, calls: int) -> Tensor:
-        y = torch.relu(self.c(x))
-        for _ in range(calls):
-            y = torch.relu(self.c(x))
+    def forward(self, xs: list[Tensor], calls: int) -> Tensor:
+        y = xs[0]
+        for i in range(calls):
+            y = torch.relu(self.c(xs[i % len(xs)]))
         return y
 
 
 class Empty(nn.Module):
     """What the loop itself costs."""
 
-    def forward(self, x: Tensor, calls: int) -> Tensor:
-        y = x
-        for _ in range(calls):
-            y = x
+    def forward(self, xs: list[Tensor], calls: int) -> Tensor:
+        y = xs[0]
+        for i in range(calls):
+            y = xs[i % len(xs)]
         return y
 
 
-def hit_cost(alive: int, calls: int = 2000) -> tuple[float, float]:
-    """Seconds of one call of a group with `alive` signatures: one shape all the time, and in turn.
+def hit_cost(alive: int, calls: int = 6400) -> tuple[float, float]:
+    """Seconds of a call of a group with `alive` signatures: always the same one, and in turn.
 
-    The kernel (a 1x1 convolution of 8 channels and 4 pixels, with relu) is part of it.
+    The kernel (a 1x1 convolution of 8 channels and a few pixels, with relu) is part of it.
     """
-    shapes = [(1, 8, 2, 2 + i) for i in range(alive)]
-    tensors = [torch.randn(shape) for shape in shapes]
-    made = llga_fuser.compile(torch.jit.script(Repeated().eval()), [(x, 1) for x in tensors])
+    tensors = [torch.randn(1, 8, 2, 2 + i % 8, dtype=torch.float32) for i in range(alive)]
+    tensors = [x.repeat(1, 1, 1 + i // 8, 1) for i, x in enumerate(tensors)]
+    net = torch.jit.script(Repeated().eval())
+    made = llga_fuser.compile(net, [([x], 1) for x in tensors])
     loop = torch.jit.script(Empty())
+    costs = []
     with torch.no_grad():
-        empty = seconds_per_call(lambda: loop(tensors[0], calls), calls=1) / calls
-        # The last one that was compiled is the last one in the list.
-        same = seconds_per_call(lambda: made(tensors[0], calls), calls=1) / calls
-
-        def in_turn() -> None:
-            for x in tensors:
-                made(x, 0)
-
-        one_by_one = seconds_per_call(in_turn, calls=max(1, 400 // alive)) / alive
-    return same - empty, one_by_one
+        for chosen in (tensors[:1], tensors):
+            before = llga_fuser.cache_info()
+            made(chosen, calls)
+            after = llga_fuser.cache_info()
+            assert after.hits - before.hits == calls and after.misses == before.misses
+            empty, full = (cpu_seconds(lambda f=f, xs=chosen: f(xs, calls)) for f in (loop, made))
+            costs.append((full - empty) / calls)
+    return costs[0], costs[1]
 
 
 def model(name: str, image_size: int = 64) -> tuple[nn.Module, Tensor]:
@@ -94,20 +94,17 @@ def model(name: str, image_size: int = 64) -> tuple[nn.Module, Tensor]:
 
 
 def compile_times(net: nn.Module, x: Tensor) -> tuple[int, float, float]:
-    """Groups, seconds per group for the first shape, and for another one."""
+    """Groups, CPU seconds per group for the first shape, and for another one, a call included."""
     llga_fuser.clear_cache()
-    before = llga_fuser.cache_info()
     made = llga_fuser.compile(net, x)
-    first = llga_fuser.cache_info()
+    llga_fuser.clear_cache()
+    gc.collect()
+    before = llga_fuser.cache_info().misses
     with torch.no_grad():
-        made(torch.cat([x, x]))
-    second = llga_fuser.cache_info()
-    groups = first.misses - before.misses
-    return (
-        groups,
-        (first.compile_seconds - before.compile_seconds) / groups,
-        (second.compile_seconds - first.compile_seconds) / groups,
-    )
+        first = cpu_seconds(lambda: made(x), rounds=1)
+        second = cpu_seconds(lambda: made(torch.cat([x, x])), rounds=1)
+    groups = (llga_fuser.cache_info().misses - before) // 2
+    return groups, first / groups, second / groups
 
 
 def fallback_share(net: nn.Module, x: Tensor, calls: int) -> float:
@@ -185,8 +182,8 @@ def main() -> None:
     for alive in (1, 8, 64):
         same, in_turn = hit_cost(alive)
         row(
-            f"a call of a group, {alive} signatures alive",
-            f"{same * 1e6:.2f} us; shapes in turn, from Python: {in_turn * 1e6:.1f} us",
+            f"call of a group, kernel included, {alive} signature{'s' * (alive > 1)} alive",
+            f"{same * 1e6:.2f} us" + (f"; all in turn: {in_turn * 1e6:.2f} us" * (alive > 1)),
         )
     for name in ("resnet50", "vit_b_16") if not quick else ("resnet50",):
         net, x = model(name, 224 if name == "vit_b_16" else 64)

@@ -247,7 +247,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def flat(calls: str = "450", shapes: str = "40", capacity: str = "10") -> None:
+def flat(calls: str = "240", shapes: str = "24", capacity: str = "8") -> None:
     """Memory over many calls of more shapes than the cache may hold: prints its growth in bytes."""
     llga_fuser.set_cache_capacity(int(capacity))
     torch.set_num_threads(1)

@@ -185,7 +185,7 @@ def test_method(keywords: bool) -> None:
         assert_same(made(x, gain), m.encode(x, gain))
         assert_same(made(x=x, gain=gain), m.encode(x, gain))
     expect(fused(made, x, gain), groups=1, fused="conv relu mul")
-    assert llga_fuser.cache_info().packed_bytes > 0
+    assert "GetAttr" not in str(made.graph)
 
 
 class Callme:

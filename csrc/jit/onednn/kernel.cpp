@@ -241,14 +241,14 @@ std::shared_ptr<const Plan> FusionKernel::find(const Environment& environment,
     return entry.plan;  // null while it compiles and where that failed
   };
   const auto recent = recent_.load(std::memory_order_relaxed);
-  if (recent < entries_.size() && matches(*entries_[recent], environment, inputs)) {
-    return use(*entries_[recent]);
+  if (recent < entries_.size() && matches(*entries_[recent].entry, environment, inputs)) {
+    return use(*entries_[recent].entry);
   }
   const auto hash = hashOf(environment, inputs);
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i]->hash == hash && matches(*entries_[i], environment, inputs)) {
+    if (entries_[i].hash == hash && matches(*entries_[i].entry, environment, inputs)) {
       recent_.store(i, std::memory_order_relaxed);
-      return use(*entries_[i]);
+      return use(*entries_[i].entry);
     }
   }
   return nullptr;
@@ -340,8 +340,8 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
                                            bool& ours) {
   const auto hash = hashOf(environment, inputs);
   const std::unique_lock lock(mutex_);
-  for (const auto& entry : entries_) {
-    if (entry->hash == hash && matches(*entry, environment, inputs)) {
+  for (const auto& [known, entry] : entries_) {
+    if (known == hash && matches(*entry, environment, inputs)) {
       return entry;
     }
   }
@@ -350,9 +350,8 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
   for (const auto& input : inputs) {
     entry->inputs.push_back(signatureOf(input));
   }
-  entry->hash = hash;
   entry->last_used = __rdtsc();
-  entries_.push_back(entry);
+  entries_.push_back({hash, entry});
   ours = true;
   return entry;
 }
@@ -446,7 +445,7 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
 bool FusionKernel::oldest(uint64_t& tick) const {
   const std::shared_lock lock(mutex_);
   bool found = false;
-  for (const auto& entry : entries_) {
+  for (const auto& [hash, entry] : entries_) {
     const auto used = entry->last_used.load(std::memory_order_relaxed);
     if (entry->state != Entry::State::compiling && (!found || used < tick)) {
       tick = used;
@@ -460,8 +459,8 @@ void FusionKernel::evictOldest() {
   const std::unique_lock lock(mutex_);
   auto oldest = entries_.end();
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if ((*it)->state != Entry::State::compiling &&
-        (oldest == entries_.end() || (*it)->last_used < (*oldest)->last_used)) {
+    if (it->entry->state != Entry::State::compiling &&
+        (oldest == entries_.end() || it->entry->last_used < oldest->entry->last_used)) {
       oldest = it;
     }
   }
@@ -472,10 +471,11 @@ void FusionKernel::evictOldest() {
 
 void FusionKernel::evictAll() {
   const std::unique_lock lock(mutex_);
-  entries_.erase(
-      std::remove_if(entries_.begin(), entries_.end(),
-                     [](const EntryPtr& entry) { return entry->state != Entry::State::compiling; }),
-      entries_.end());
+  entries_.erase(std::remove_if(entries_.begin(), entries_.end(),
+                                [](const Known& known) {
+                                  return known.entry->state != Entry::State::compiling;
+                                }),
+                 entries_.end());
 }
 
 uint64_t FusionKernel::planCount() const {

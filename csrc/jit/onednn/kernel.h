@@ -73,13 +73,17 @@ class FusionKernel final : public PlanOwner {
     enum class State { compiling, ready, failed };
     Environment environment;
     std::vector<InputSignature> inputs;
-    uint64_t hash = 0;
     State state = State::compiling;
     std::shared_ptr<const Plan> plan;
     std::string reason;  // failed
     std::atomic<uint64_t> last_used{0};
   };
   using EntryPtr = std::shared_ptr<Entry>;
+  // The hash beside the pointer: a search reads one piece of memory, not one for each entry.
+  struct Known {
+    uint64_t hash;
+    EntryPtr entry;
+  };
 
   Environment environment() const;
   bool matches(const Entry& entry, const Environment& environment,
@@ -106,7 +110,7 @@ class FusionKernel final : public PlanOwner {
   std::vector<ReleasableWeightPtr> weights_;
 
   mutable std::shared_mutex mutex_;  // entries_; shared for a hit, for a few nanoseconds
-  std::vector<EntryPtr> entries_;
+  std::vector<Known> entries_;
   std::atomic<size_t> recent_{0};  // where the last hit was
   std::atomic<uint64_t> hits_{0};
 
