@@ -154,40 +154,6 @@ void optimize(std::shared_ptr<Graph>& graph) {
   torch::jit::EliminateDeadCode(graph);
 }
 
-// ------------------------------------------------------------------------------------ executors
-
-void become(Graph& graph, Graph& source) {
-  graph.block()->clear();
-  graph.block()->cloneFrom(source.block(), [](Value* value) { return value; });
-}
-
-struct AutocastOff {
-  AutocastOff() : before(at::autocast::is_autocast_enabled(at::kCPU)) {
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-  ~AutocastOff() { at::autocast::set_autocast_enabled(at::kCPU, before); }
-  AutocastOff(const AutocastOff&) = delete;
-  AutocastOff& operator=(const AutocastOff&) = delete;
-  bool before;
-};
-
-// Gives `function` an executor that runs `fused` as it is, and leaves it its own graph. Nobody else
-// may know `function` yet. Inside autocast TorchScript uses another executor, which it makes from
-// the function's graph when it is first needed.
-void installExecutor(GraphFunction& function, Graph& fused) {
-  auto& graph = *function.graph();
-  const auto plain = graph.copy();
-  become(graph, fused);
-  {
-    const torch::jit::GraphOptimizerEnabledGuard as_it_is(false);
-    const AutocastOff guard;
-    function._set_initial_executor_execution_mode(torch::jit::ExecutorExecutionMode::SIMPLE);
-    function.get_executor();
-  }
-  function.clear_optimized_graphs();
-  become(graph, *plain);
-}
-
 // ------------------------------------------------------------------------------ releasable weights
 
 Symbol weightKind() {
@@ -292,6 +258,38 @@ torch::jit::Operation weightOperation(const Node* node) {
 }
 
 // ------------------------------------------------------------------------------------ executors
+
+void become(Graph& graph, Graph& source) {
+  graph.block()->clear();
+  graph.block()->cloneFrom(source.block(), [](Value* value) { return value; });
+}
+
+struct AutocastOff {
+  AutocastOff() : before(at::autocast::is_autocast_enabled(at::kCPU)) {
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  ~AutocastOff() { at::autocast::set_autocast_enabled(at::kCPU, before); }
+  AutocastOff(const AutocastOff&) = delete;
+  AutocastOff& operator=(const AutocastOff&) = delete;
+  bool before;
+};
+
+// Gives `function` an executor that runs `fused` as it is, and leaves it its own graph. Nobody else
+// may know `function` yet. Inside autocast TorchScript uses another executor, which it makes from
+// the function's graph when it is first needed.
+void installExecutor(GraphFunction& function, Graph& fused) {
+  auto& graph = *function.graph();
+  const auto plain = graph.copy();
+  become(graph, fused);
+  {
+    const torch::jit::GraphOptimizerEnabledGuard as_it_is(false);
+    const AutocastOff guard;
+    function._set_initial_executor_execution_mode(torch::jit::ExecutorExecutionMode::SIMPLE);
+    function.get_executor();
+  }
+  function.clear_optimized_graphs();
+  become(graph, *plain);
+}
 
 // A function can't leave its compilation unit, and that of traced and scripted code lives as long
 // as the process: what it is not needed for any more is taken out.

@@ -24,10 +24,6 @@ namespace llga {
 // types are erased at the end: other inputs are as welcome as these. Throws what the graph throws.
 std::shared_ptr<Graph> fuseAhead(Graph& graph, const std::vector<torch::jit::Stack>& examples);
 
-// A module that computes what the forward method of `frozen` computes, by running `fused`. Where
-// nothing but forward is there (no attribute, no other method), the module has a compilation unit
-// of its own and all of it dies with the last reference. Otherwise it is a clone in that of
-// `frozen`.
 struct CompileOptions {
   // The plain module is not needed any more and gives up its constants.
   bool consume;
@@ -36,6 +32,11 @@ struct CompileOptions {
   // Math mode of the groups, a dnnl_fpmath_mode_t; none: that of the process at the time of a call.
   std::optional<int> fpmath_mode;
 };
+
+// A module that computes what the forward method of `frozen` computes, by running `fused`. Where
+// nothing but forward is there (no attribute, no other method), the module has a compilation unit
+// of its own and all of it dies with the last reference. Otherwise it is a clone in that of
+// `frozen`.
 torch::jit::Module compiledModule(const torch::jit::Module& frozen, Graph& fused,
                                   const CompileOptions& options);
 
