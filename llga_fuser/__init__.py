@@ -21,6 +21,12 @@ from llga_fuser._cache import (  # noqa: E402
     set_cache_capacity,
 )
 from llga_fuser._config import show_config  # noqa: E402
+from llga_fuser._report import (  # noqa: E402
+    Report,
+    ReportDiff,
+    UnfusedError,
+    report,
+)
 from llga_fuser._switch import enable, fusion, install_switches, is_enabled  # noqa: E402
 from llga_fuser._version import __version__  # noqa: E402
 
@@ -28,12 +34,16 @@ install_switches()
 
 __all__ = [
     "CacheInfo",
+    "Report",
+    "ReportDiff",
+    "UnfusedError",
     "__version__",
     "cache_info",
     "clear_cache",
     "enable",
     "fusion",
     "is_enabled",
+    "report",
     "set_cache_capacity",
     "show_config",
 ]

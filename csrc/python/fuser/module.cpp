@@ -6,6 +6,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "bindings.h"
 #include "jit/onednn/interface.h"
 #include "jit/onednn/kernel.h"
 #include "jit/onednn/ops/op_table.h"
@@ -101,6 +102,7 @@ PYBIND11_MODULE(_C, m) {
         llga::PlanCache::instance().setCapacity(entries, bytes);
       },
       py::arg("entries"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>());
+  bindReport(m);
   m.def("set_fpmath_mode", &llga::setFpmathMode, py::arg("mode"));
   m.def("fpmath_mode", &llga::fpmathMode);
 }
