@@ -87,7 +87,8 @@ def report(
         raise ValueError(f"rounds: expected at least 1, got {rounds}")
     if not isinstance(strict, bool):
         raise TypeError(f"strict: expected a bool, got {type(strict).__name__}")
-    if not callable(module) or isinstance(module, type):
+    target: object = module
+    if isinstance(target, type) or not callable(target):
         raise TypeError(f"module: expected a module or a function, got {module!r}")
     copies = tuple(map(_copy, inputs))
     named = {key: _copy(value) for key, value in kwargs.items()}

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from operator import truediv
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +55,7 @@ Call = Callable[[], Any]
 
 
 def _package(module: Any) -> str:
-    return os.path.dirname(os.path.abspath(module.__file__)) + os.sep
+    return str(os.path.dirname(os.path.abspath(module.__file__))) + os.sep
 
 
 _FRAME = re.compile(r"^(.+?)\((\d+)\): (.+)$")
@@ -75,7 +74,7 @@ def _source(node: Any) -> str:
     frames = [m for m in map(_FRAME.match, str(node.sourceRange()).splitlines()) if m]
     lines = [(m[1], int(m[2])) for m in frames] or _C.source_lines(node)
     for path, line in lines:
-        if not path.startswith(_NOT_THE_MODEL) and path != "<string>":
+        if not path.startswith((*_NOT_THE_MODEL, "<frozen", "<string>")):
             return f"{_short_path(path)}:{line}"
     return ""
 
@@ -222,10 +221,8 @@ def _warm_up(call: Call) -> list[dict[str, Any]]:
 
 
 class _Times(NamedTuple):
-    total: float  # seconds per call of the model, median
+    total: float  # seconds per call of the model: those of the items, and what lies between them
     seconds: list[float]  # by item, medians
-    shares: list[float]  # by item, medians of the share of their round
-    fused_share: float
     calls: list[float]
     fallbacks: Counter[tuple[int, str]]  # (item, reason) -> calls in all rounds
 
@@ -238,15 +235,14 @@ def _time(call: Call, items: list[_Item], rounds: int) -> _Times:
             by_kernel[item.kernel].append(i)
         else:
             by_kind[item.node.kind()].append(i)
-    totals = []
+    between = []
     samples: list[list[float]] = [[] for _ in items]
-    fused_shares = []
     calls: Counter[int] = Counter()
     fallbacks: Counter[tuple[int, str]] = Counter()
     for _ in range(rounds):
         start = time.perf_counter()
         events = _observed(call, "time")
-        totals.append(time.perf_counter() - start)
+        total = time.perf_counter() - start
         spent = [0.0] * len(items)
         position = -1
         for event in events:
@@ -263,13 +259,12 @@ def _time(call: Call, items: list[_Item], rounds: int) -> _Times:
                 fallbacks[position, event["fallback"]] += 1
         for sample, value in zip(samples, spent, strict=True):
             sample.append(value)
-        fused = sum(s for s, item in zip(spent, items, strict=True) if item.kernel)
-        fused_shares.append(fused / totals[-1])
+        between.append(max(0.0, total - sum(spent)))
+    seconds = [statistics.median(s) for s in samples]
+    # Medians do not add up to the median of the sum; shares have to add up to one.
     return _Times(
-        statistics.median(totals),
-        [statistics.median(s) for s in samples],
-        [statistics.median(map(truediv, s, totals)) for s in samples],
-        statistics.median(fused_shares),
+        sum(seconds) + statistics.median(between),
+        seconds,
         [calls[i] / rounds for i in range(len(items))],
         fallbacks,
     )
@@ -404,11 +399,11 @@ def _conversions(
                     found.append(
                         Conversion(g.index, "cast", f"{ends[0]['dtype']} -> {ends[1]['dtype']}")
                     )
-    for source, target in sorted(edges):
-        for group, other in ((at.get(source), target), (at.get(target), source)):
+    for start, end in sorted(edges):
+        for group, other in ((at.get(start), end), (at.get(end), start)):
             kind = items[other].node.kind()
             if group is not None and kind in _CONVERTERS:
-                side = "reads from" if other == source else "writes to"
+                side = "reads from" if other == start else "writes to"
                 found.append(Conversion(group.index, kind, f"the group {side} it"))
     return found
 
@@ -450,9 +445,9 @@ def make_report(
         walk = _Walk(_executed_graph(script, ran))
         times = _time(call, walk.items, rounds)
         seen: dict[int, dict[str, Any]] = {}
-        for event in _observed(call, "describe"):
-            if event["kernel"]:
-                seen.setdefault(event["kernel"], event)
+        for run in _observed(call, "describe"):
+            if run["kernel"]:
+                seen.setdefault(run["kernel"], run)
         primitives = _primitives(call)
 
     items = walk.items
@@ -495,7 +490,7 @@ def make_report(
                 partitions=tuple(parts),
                 calls=times.calls[position],
                 seconds=times.seconds[position],
-                share=times.shares[position],
+                share=times.seconds[position] / times.total,
                 block=item.block,
                 note=note,
             )
@@ -509,7 +504,7 @@ def make_report(
             outputs=tuple(_names(item.node.outputs())),
             calls=times.calls[i],
             seconds=times.seconds[i],
-            share=times.shares[i],
+            share=times.seconds[i] / times.total,
             block=item.block,
             strict=item.strict,
         )
@@ -517,6 +512,7 @@ def make_report(
         if not item.kernel
     ]
     fused = sum(len(g.ops) for g in groups)
+    fused_seconds = sum(g.seconds for g in groups)
     notes = []
     if not groups and any(n.reason == _UNSEEN for n in outside):
         notes.append(
@@ -537,8 +533,8 @@ def make_report(
             fused=fused,
             groups=len(groups),
             seconds=times.total,
-            fused_seconds=times.fused_share * times.total,
-            share=times.fused_share,
+            fused_seconds=fused_seconds,
+            share=fused_seconds / times.total,
         ),
         notes=tuple(notes),
     )
@@ -558,6 +554,4 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[TensorInfo, ...]:
     """The arguments of a call, lists and dicts taken apart."""
     named = [(str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
-    return tuple(
-        describe_tensor(name, value) for n, a in named for name, value in _leaves(a, n)
-    )
+    return tuple(describe_tensor(name, value) for n, a in named for name, value in _leaves(a, n))

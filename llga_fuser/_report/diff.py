@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llga_fuser._report.model import SCHEMA, Report
+from llga_fuser._report.model import SCHEMA, Report, named
 from llga_fuser._report.text import duration
 
 __all__ = ["ReportDiff", "compare"]
@@ -36,9 +36,7 @@ class ReportDiff:
 
     def __bool__(self) -> bool:
         figures = set(self.summary) - {"seconds", "fused_seconds", "share"}
-        return bool(
-            self.environment or figures or self.groups or self.outside or self.fallbacks
-        )
+        return bool(self.environment or figures or self.groups or self.outside or self.fallbacks)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -63,8 +61,11 @@ class ReportDiff:
         ]
         for change, a, b in self.groups:
             lines.append(
-                f"- group {a}" if change == "removed" else f"+ group {b}"
-                if change == "added" else f"~ {a} -> {b}"
+                f"- group {a}"
+                if change == "removed"
+                else f"+ group {b}"
+                if change == "added"
+                else f"~ {a} -> {b}"
             )
         for sign, items in (("outside", self.outside), ("fallback", self.fallbacks)):
             for change, text, n in items:
@@ -109,17 +110,19 @@ def _groups(
     return tuple(changes)
 
 
-def compare(first: Report, second: Report | Mapping[str, Any]) -> ReportDiff:
+def _data(report: Report | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(report, Report):
+        return report.to_dict()
+    if not isinstance(report, Mapping):
+        raise TypeError(f"other: expected a Report or a dict, got {type(report).__name__}")
+    if report.get("schema") != SCHEMA:
+        raise ValueError(f"other: expected schema {SCHEMA}, got {report.get('schema')!r}")
+    return report
+
+
+def compare(first: Report | Mapping[str, Any], second: Report | Mapping[str, Any]) -> ReportDiff:
     """See `Report.diff`."""
-    if isinstance(second, Report):
-        b = second.to_dict()
-    elif isinstance(second, Mapping):
-        b = dict(second)
-        if b.get("schema") != SCHEMA:
-            raise ValueError(f"other: expected schema {SCHEMA}, got {b.get('schema')!r}")
-    else:
-        raise TypeError(f"other: expected a Report or a dict, got {type(second).__name__}")
-    a = first.to_dict()
+    a, b = _data(first), _data(second)
     keys = dict.fromkeys([*a["environment"], *b["environment"]])
     environment = {
         k: (a["environment"].get(k), b["environment"].get(k))
@@ -133,10 +136,12 @@ def compare(first: Report, second: Report | Mapping[str, Any]) -> ReportDiff:
     }
 
     def outside(report: Mapping[str, Any]) -> list[str]:
-        return [f"{n['kind']}: {n['reason']}" for n in report["outside"]]
+        return [named(n["kind"], n["reason"]) for n in report["outside"]]
 
     def fallbacks(report: Mapping[str, Any]) -> list[str]:
-        return [f"{report['groups'][f['group']]['name']}: {f['reason']}" for f in report["fallbacks"]]
+        return [
+            f"{report['groups'][f['group']]['name']}: {f['reason']}" for f in report["fallbacks"]
+        ]
 
     return ReportDiff(
         environment=environment,

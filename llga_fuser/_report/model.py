@@ -211,7 +211,7 @@ class Partition:
 
     @property
     def op_kinds(self) -> list[str]:
-        """oneDNN's ops: ["Convolution", "ReLU"]."""
+        """The ops that oneDNN knows it by: ["Convolution", "ReLU"]."""
         return [op["kind"] for op in self._part["graph"]]
 
     def to_dict(self) -> dict[str, Any]:
@@ -505,7 +505,7 @@ class Report:
             UnfusedError: with one line for each.
         """
         lines = [
-            f"{n.op.kind}{f' ({n.op.source})' if n.op.source else ''}: {n.reason}"
+            named(n.op.kind, n.reason) + (f" ({n.op.source})" if n.op.source else "")
             for n in self.outside
             if everywhere or n.strict
         ]
@@ -525,6 +525,11 @@ class Report:
         merged += [(n.index, n) for n in self.outside]
         for _, item in sorted(merged, key=lambda pair: pair[0]):
             yield item
+
+
+def named(kind: str, reason: str) -> str:
+    """The reason, with the operator's name in front unless it is there already."""
+    return reason if reason.startswith((kind, kind.split("::")[-1])) else f"{kind}: {reason}"
 
 
 _DTYPES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from llga_fuser._report.model import Group, Node, Report, TensorInfo
+from llga_fuser._report.model import Group, Node, Report, TensorInfo, named
 
 __all__ = ["duration", "heading", "render"]
 
@@ -13,10 +13,12 @@ WIDTH = 100
 
 def duration(seconds: float) -> str:
     """Three digits and a unit that suits."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    scale, unit = next(
+        (pair for pair in ((1.0, "s"), (1e-3, "ms")) if seconds >= pair[0]), (1e-6, "us")
+    )
+    value = seconds / scale
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}" if seconds else "0"
 
 
 def _cut(text: str, width: int) -> str:
@@ -86,10 +88,7 @@ def _outside(report: Report) -> list[str]:
     for node in report.outside:
         together.setdefault((node.op.kind, node.reason), []).append(node)
     for (kind, reason), nodes in together.items():
-        prefix = f"{kind.split('::')[-1]}: "
-        text = reason
-        if not reason.startswith((kind, prefix)):
-            text = f"{kind}: {reason}"
+        text = named(kind, reason)
         seconds = sum(n.seconds for n in nodes)
         count = f"{len(nodes)} x " if len(nodes) > 1 else ""
         where = _where(list(dict.fromkeys(n.op.source for n in nodes if n.op.source))[:3], [], 30)
