@@ -68,7 +68,7 @@ def report(
             copies, which it gets in every call.
         rounds: calls to take the median time of, at least 1.
         strict: raise if an operator is outside the groups, or a group runs in the interpreter.
-            `torch.jit.strict_fusion` blocks are always held to it.
+            A script's `torch.jit.strict_fusion` blocks are always held to it, by the fuser itself.
         dtype: `torch.bfloat16` to trace an `nn.Module` or a function under autocast.
         **kwargs: keyword arguments of the call.
 
@@ -79,7 +79,8 @@ def report(
         UnfusedError: strict mode; the message has the reasons.
         TypeError: `module` is not callable, `rounds` or `strict` has the wrong type.
         ValueError: `rounds` below 1, a module in training mode, or a `dtype` that does not apply.
-        RuntimeError: what tracing or the model raises.
+        RuntimeError: what tracing or the model raises; a `torch.jit.strict_fusion` block with
+            something that is not fused, and the reasons.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int):
         raise TypeError(f"rounds: expected an int, got {type(rounds).__name__}")
@@ -102,7 +103,8 @@ def report(
             environment=_environment(),
             rounds=rounds,
         )
-    result.check_strict(everywhere=strict)
+    if strict:
+        result.check_strict()
     return result
 
 
@@ -120,7 +122,9 @@ class _Call:
 def _name(module: Any) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
-    return str(getattr(module, "__name__", None) or getattr(module, "name", type(module).__name__))
+    if isinstance(module, torch.jit.ScriptFunction):
+        return str(module.name)
+    return str(getattr(module, "__name__", type(module).__name__))
 
 
 def _environment() -> dict[str, Any]:

@@ -112,7 +112,6 @@ class _Item(NamedTuple):
 
     node: Any
     block: str
-    strict: bool
     kernel: int  # of a group; 0
 
 
@@ -124,7 +123,6 @@ class _Walk:
         self.edges: set[tuple[int, int]] = set()
         self.fused = 0
         self._makers: dict[str, set[int]] = {}
-        self._strict = 0
         self._visit(graph, "")
 
     def _from(self, value: Any) -> set[int]:
@@ -138,10 +136,6 @@ class _Walk:
         for node in block.nodes():
             kind = node.kind()
             reads = set().union(*(self._from(v) for v in node.inputs()))
-            if kind in ("prim::Enter", "prim::Exit"):
-                if "strict_fusion" in str(node.inputsAt(0).type()):
-                    self._strict += 1 if kind == "prim::Enter" else -1
-                continue
             blocks = list(node.blocks())
             if blocks:
                 self._nested(node, blocks, where)
@@ -152,7 +146,7 @@ class _Walk:
                 continue
             position = len(self.items)
             kernel = _C.kernel_id(node) if kind == GROUP else 0
-            self.items.append(_Item(node, where, self._strict > 0, kernel))
+            self.items.append(_Item(node, where, kernel))
             self.edges.update((source, position) for source in reads)
             for output in node.outputs():
                 self._give(output, {position})
@@ -506,7 +500,6 @@ def make_report(
             seconds=times.seconds[i],
             share=times.seconds[i] / times.total,
             block=item.block,
-            strict=item.strict,
         )
         for i, item in enumerate(items)
         if not item.kernel

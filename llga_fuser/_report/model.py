@@ -167,7 +167,6 @@ class Node:
         seconds: per call of the model.
         share: of the time of a call, 0 to 1.
         block: the control flow it is in, "if/else"; "" at top level.
-        strict: inside a `torch.jit.strict_fusion` block.
     """
 
     index: int
@@ -178,7 +177,6 @@ class Node:
     seconds: float
     share: float
     block: str
-    strict: bool
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -495,11 +493,8 @@ class Report:
 
         return compare(self, other)
 
-    def check_strict(self, *, everywhere: bool = True) -> None:
+    def check_strict(self) -> None:
         """Raises if an operator is outside the groups, or a group runs in the interpreter.
-
-        Args:
-            everywhere: False looks only at `torch.jit.strict_fusion` blocks.
 
         Raises:
             UnfusedError: with one line for each.
@@ -507,13 +502,11 @@ class Report:
         lines = [
             named(n.op.kind, n.reason) + (f" ({n.op.source})" if n.op.source else "")
             for n in self.outside
-            if everywhere or n.strict
         ]
-        if everywhere:
-            lines += [
-                f"group {f.group} ({self.groups[f.group].name}) runs in the interpreter: {f.reason}"
-                for f in self.fallbacks
-            ]
+        lines += [
+            f"group {f.group} ({self.groups[f.group].name}) runs in the interpreter: {f.reason}"
+            for f in self.fallbacks
+        ]
         if lines:
             raise UnfusedError(
                 f"{self.model}: {len(lines)} not fused\n" + "\n".join(f"  {t}" for t in lines)

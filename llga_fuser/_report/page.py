@@ -116,10 +116,11 @@ def _graph(report: Report) -> str:
             kind += " idle"
         fill = f' style="fill:{_colour(item.share, largest)}"' if group else ""
         time = duration(item.seconds) if item.calls else ""
+        room = int((BOX_WIDTH - 28 - 6.2 * len(time)) / 7)
         lines.append(
             f'<g class="node {kind}" data-i="{i}" transform="translate({x},{y})" tabindex="0">'
             f'<rect width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"{fill}/>'
-            f'<text x="10" y="17" class="name">{html.escape(_clip(name, 27))}</text>'
+            f'<text x="10" y="17" class="name">{html.escape(_clip(name, room))}</text>'
             f'<text x="{BOX_WIDTH - 10}" y="17" class="time">{time}</text>'
             f'<text x="10" y="32" class="detail">{html.escape(_clip(detail, 36))}</text></g>'
         )
