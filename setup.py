@@ -254,7 +254,7 @@ if binding_enabled():
 
 setup(
     packages=find_packages(str(ROOT), include=packages),
-    package_data={"*": ["py.typed", "*.pyi"]},
+    package_data={"*": ["py.typed", "*.pyi", "*.html"]},
     ext_modules=extensions,
     cmdclass={"build_ext": CMakeBuild, "build_py": CleanBuildPy},
     zip_safe=False,

@@ -1,4 +1,5 @@
-# The enum tables of the Python module dnnl_graph, generated from the oneDNN headers of this build.
+# The tables of oneDNN's enums (dnnl_graph binds them, the fuser's reports take names from them),
+# generated from the oneDNN headers of this build.
 #
 #   dnnl_graph_generate_enums(<target> <include dir>)
 #
@@ -19,17 +20,19 @@ function(dnnl_graph_generate_enums target include_dir)
                           "that holds oneapi/dnnl/")
     endif()
   endforeach()
-  # The script leaves an unchanged table untouched (nothing is compiled again), hence the stamp.
-  add_custom_command(
-    OUTPUT "${stamp}"
-    BYPRODUCTS "${generated}"
-    COMMAND ${CMAKE_COMMAND} -E make_directory "${generated_dir}"
-    COMMAND "${Python_EXECUTABLE}" "${script}" --include "${include_dir}" --output "${generated}"
-    COMMAND ${CMAKE_COMMAND} -E touch "${stamp}"
-    DEPENDS "${script}" ${headers}
-    COMMENT "Generating the enum tables of dnnl_graph from ${include_dir}"
-    VERBATIM)
-  add_custom_target(${target}_enums DEPENDS "${stamp}")
-  add_dependencies(${target} ${target}_enums)
+  if(NOT TARGET dnnl_graph_enums)
+    # The script leaves an unchanged table untouched (nothing is compiled again), hence the stamp.
+    add_custom_command(
+      OUTPUT "${stamp}"
+      BYPRODUCTS "${generated}"
+      COMMAND ${CMAKE_COMMAND} -E make_directory "${generated_dir}"
+      COMMAND "${Python_EXECUTABLE}" "${script}" --include "${include_dir}" --output "${generated}"
+      COMMAND ${CMAKE_COMMAND} -E touch "${stamp}"
+      DEPENDS "${script}" ${headers}
+      COMMENT "Generating the tables of oneDNN's enums from ${include_dir}"
+      VERBATIM)
+    add_custom_target(dnnl_graph_enums DEPENDS "${stamp}")
+  endif()
+  add_dependencies(${target} dnnl_graph_enums)
   target_include_directories(${target} PRIVATE "${generated_dir}")
 endfunction()

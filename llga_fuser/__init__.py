@@ -23,6 +23,12 @@ from llga_fuser._cache import (  # noqa: E402
 from llga_fuser._compile import compile  # noqa: A004, E402
 from llga_fuser._config import show_config  # noqa: E402
 from llga_fuser._fpmath import fpmath_mode, set_fpmath_mode  # noqa: E402
+from llga_fuser._report import (  # noqa: E402
+    Report,
+    ReportDiff,
+    UnfusedError,
+    report,
+)
 from llga_fuser._switch import enable, fusion, install_switches, is_enabled  # noqa: E402
 from llga_fuser._version import __version__  # noqa: E402
 
@@ -30,6 +36,9 @@ install_switches()
 
 __all__ = [
     "CacheInfo",
+    "Report",
+    "ReportDiff",
+    "UnfusedError",
     "__version__",
     "cache_info",
     "clear_cache",
@@ -38,6 +47,7 @@ __all__ = [
     "fpmath_mode",
     "fusion",
     "is_enabled",
+    "report",
     "set_cache_capacity",
     "set_fpmath_mode",
     "show_config",

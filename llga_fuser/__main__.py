@@ -12,6 +12,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the result is the process' exit code."""
     from llga_fuser import bench, show_config
+    from llga_fuser._report import command as report
 
     parser = argparse.ArgumentParser(
         prog="python -m llga_fuser", description="oneDNN Graph fuser for TorchScript on CPU"
@@ -20,11 +21,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_arguments(
         commands.add_parser("bench", help="time models side by side with other engines")
     )
+    report.add_arguments(
+        commands.add_parser("report", help="what is fused in a model, what not and why")
+    )
     commands.add_parser("env", help="versions and capabilities, for a bug report")
     options = parser.parse_args(arguments)
     if options.command == "env":
         print(show_config())
         return 0
+    if options.command == "report":
+        return report.main(options)
     return bench.main(options)
 
 

@@ -120,6 +120,7 @@ void runPipeline(std::shared_ptr<Graph>& graph) {
     return;
   }
   graph = working;
+  checkStrictFusion(graph);
 }
 
 namespace {

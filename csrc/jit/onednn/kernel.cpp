@@ -15,6 +15,7 @@
 #include <bit>
 #include <chrono>
 
+#include "jit/onednn/inspect.h"
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/finite.h"
@@ -178,7 +179,13 @@ bool InputSignature::matches(const IValue& value) const {
 }
 
 FusionKernel::FusionKernel(const Node* group)
-    : subgraph_(group->g(torch::jit::attr::Subgraph)), input_count_(group->inputs().size()) {
+    : subgraph_(group->g(torch::jit::attr::Subgraph)),
+      id_([] {
+        static std::atomic<uint64_t> last{0};
+        return ++last;
+      }()),
+      name_(groupName(*subgraph_)),
+      input_count_(group->inputs().size()) {
   // A graph on which layout propagation did not run has neither attribute.
   owned_.resize(input_count_, 0);
   any_layout_.resize(group->outputs().size(), false);
@@ -269,6 +276,13 @@ bool FusionKernel::holdsNonFinite(ArrayRef<IValue> inputs) const {
 }
 
 void FusionKernel::run(Stack& stack) {
+  if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION)) [[unlikely]] {
+    return runObserved(stack, std::move(*callbacks));
+  }
+  runUnobserved(stack);
+}
+
+void FusionKernel::runUnobserved(Stack& stack) {
   const auto inputs = torch::jit::last(stack, input_count_);
   if (!c10::GradMode::is_enabled() || !wantsGradient(inputs)) {
     const auto plan = find(environment(), inputs);
@@ -286,6 +300,21 @@ void FusionKernel::run(Stack& stack) {
 }
 
 // ------------------------------------------------------------------------------------ slow path
+
+void FusionKernel::runObserved(Stack& stack, at::StepCallbacks&& callbacks) {
+  Execution execution(this);
+  at::RecordFunction guard(std::move(callbacks));
+  if (guard.needsInputs()) {
+    const auto inputs = torch::jit::last(stack, input_count_);
+    guard.before(name_, ArrayRef<const IValue>(inputs.data(), inputs.size()));
+  } else {
+    guard.before(name_);
+  }
+  runUnobserved(stack);
+  if (guard.needsOutputs()) {
+    guard.setOutputs(torch::jit::last(stack, any_layout_.size()).vec());
+  }
+}
 
 void FusionKernel::runSlow(Stack& stack) {
   auto inputs = torch::jit::last(stack, input_count_);
@@ -362,7 +391,10 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   std::shared_ptr<const Plan> plan;
   std::string reason;
   try {
-    RECORD_FUNCTION("llga::compile", ArrayRef<const IValue>{});
+    if (auto* execution = Execution::current()) {
+      execution->compiled = true;
+    }
+    RECORD_FUNCTION("llga::compile " + name_, ArrayRef<const IValue>{});
     const WeightsInUse present(weights_);
     RecordedFacts facts;
     Stack eager;
@@ -416,11 +448,48 @@ void FusionKernel::runSubgraph(Stack& stack) {
   }
 }
 
+std::shared_ptr<const Description> FusionKernel::describe(
+    ArrayRef<IValue> inputs, const std::vector<Shape>& output_strides) {
+  const WeightsInUse present(weights_);
+  RecordedFacts facts;
+  CompileRequest request{subgraph_.get(),
+                         &facts,
+                         {},
+                         {},
+                         any_layout_,
+                         static_cast<dnnl::fpmath_mode>(environment().fpmath_mode)};
+  Stack eager;
+  for (const auto i : c10::irange(inputs.size())) {
+    auto value = inputs[i];
+    if (value.isTensor()) {
+      auto tensor = value.toTensor();
+      if (const auto reason = unsupported(tensor); !reason.empty()) {
+        throw CompileError{reason};
+      }
+      if (!tensor.is_non_overlapping_and_dense()) {
+        tensor = tensor.contiguous();
+      }
+      request.input_strides.push_back(tensor.strides().vec());
+      value = asInEager(tensor, owned_[i]);
+    } else {
+      request.input_strides.emplace_back();
+    }
+    request.owned_inputs.push_back(owned_[i] != 0);
+    eager.push_back(std::move(value));
+  }
+  recordRun(*subgraph_, std::move(eager), facts);
+  return std::make_shared<const Description>(describePlan(request, output_strides));
+}
+
 void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint) {
   std::call_once(fallback_once_, [&] {
     fallback_code_ = std::make_unique<torch::jit::Code>(subgraph_, "llga_fallback");
   });
   PlanCache::instance().fellBack(reason);
+  if (auto* execution = Execution::current()) {
+    execution->fell_back = true;
+    execution->fallback_reason = reason;
+  }
   for (const auto i : c10::irange(input_count_)) {
     auto& value = stack[stack.size() - input_count_ + i];
     if (owned_[i] != 0 && value.isTensor() && value.toTensor().defined()) {

@@ -24,6 +24,10 @@
 #include "jit/onednn/runtime/plan_cache.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
+namespace at {
+struct StepCallbacks;
+}
+
 namespace torch::jit {
 struct Code;
 }
@@ -32,6 +36,8 @@ namespace llga {
 
 // int on a FusionGroup: its math mode, a dnnl_fpmath_mode_t, whatever the process' is.
 Symbol fpmathModeAttr();
+
+struct Description;
 
 // What, beside the inputs, a plan was compiled for.
 struct Environment {
@@ -62,6 +68,15 @@ class FusionKernel final : public PlanOwner {
 
   void run(torch::jit::Stack& stack);
 
+  // Different from that of any other kernel of this process; never 0.
+  uint64_t id() const { return id_; }
+  // Its ops: "conv2d+relu+add".
+  const std::string& name() const { return name_; }
+  // What oneDNN gets for these inputs (reports only); `output_strides` as a call returned them.
+  // Throws CompileError where it can't take them, and what the subgraph throws.
+  std::shared_ptr<const Description> describe(c10::ArrayRef<c10::IValue> inputs,
+                                              const std::vector<Shape>& output_strides);
+
   bool oldest(uint64_t& tick) const override;
   void evictOldest() override;
   void evictAll() override;
@@ -91,6 +106,9 @@ class FusionKernel final : public PlanOwner {
   // The plan for these inputs, or nullptr if there is none that is ready.
   std::shared_ptr<const Plan> find(const Environment& environment,
                                    c10::ArrayRef<c10::IValue> inputs);
+  void runUnobserved(torch::jit::Stack& stack);
+  // With the callbacks of profilers and reports.
+  void runObserved(torch::jit::Stack& stack, at::StepCallbacks&& callbacks);
   void runSlow(torch::jit::Stack& stack);
   EntryPtr claim(const Environment& environment, c10::ArrayRef<c10::IValue> inputs, bool& ours);
   void compile(Entry& entry, c10::ArrayRef<c10::IValue> inputs);
@@ -101,6 +119,8 @@ class FusionKernel final : public PlanOwner {
   void fallBack(torch::jit::Stack& stack, const std::string& reason, bool taint = false);
 
   std::shared_ptr<Graph> subgraph_;
+  uint64_t id_;
+  std::string name_;
   size_t input_count_;
   std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;

@@ -7,6 +7,7 @@
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace llga {
 
@@ -330,16 +331,34 @@ OpSpec::OpSpec(const Node* node, size_t id, OpKind kind, std::vector<Operand> in
                std::vector<Operand> outputs)
     : node_(node), id_(id), kind_(kind), inputs_(std::move(inputs)), outputs_(std::move(outputs)) {}
 
+template <typename T>
+OpSpec& OpSpec::set_attr(Attr name, const T& value) {
+  attributes_.emplace_back(std::piecewise_construct, std::forward_as_tuple(name),
+                           std::forward_as_tuple(std::in_place_type<T>, value));
+  return *this;
+}
+
+template OpSpec& OpSpec::set_attr(Attr, const bool&);
+template OpSpec& OpSpec::set_attr(Attr, const int64_t&);
+template OpSpec& OpSpec::set_attr(Attr, const float&);
+template OpSpec& OpSpec::set_attr(Attr, const std::string&);
+template OpSpec& OpSpec::set_attr(Attr, const std::vector<int64_t>&);
+template OpSpec& OpSpec::set_attr(Attr, const std::vector<float>&);
+
+std::string OpSpec::name() const {
+  return qualifiedName(node_) + " %" + node_->output(0)->debugName();
+}
+
 dnnl::graph::op OpSpec::build() const {
-  dnnl::graph::op op(id_, kind_, qualifiedName(node_) + " %" + node_->output(0)->debugName());
+  dnnl::graph::op op(id_, kind_, name());
   for (const auto& input : inputs_) {
     op.add_input(input.logicalTensor());
   }
   for (const auto& output : outputs_) {
     op.add_output(output.logicalTensor());
   }
-  for (const auto& set : attributes_) {
-    set(op);
+  for (const auto& [name, value] : attributes_) {
+    std::visit([&op, name = name](const auto& v) { op.set_attr(name, v); }, value);
   }
   return op;
 }

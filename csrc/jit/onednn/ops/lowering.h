@@ -17,6 +17,8 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "jit/onednn/facts.h"
@@ -47,6 +49,10 @@ struct Operand {
 // data type. Made when a partition that reads it is compiled, not before.
 using ConstantMaker = std::function<at::Tensor()>;
 
+// Value of an op's attribute, in the types that oneDNN Graph has.
+using AttrValue =
+    std::variant<bool, int64_t, float, std::string, std::vector<int64_t>, std::vector<float>>;
+
 // A oneDNN Graph op to be. oneDNN's own op objects can be added to one graph only: copies share
 // their values, which keep pointers to the ops of a graph that is gone. So each graph builds anew.
 class OpSpec {
@@ -54,14 +60,17 @@ class OpSpec {
   OpSpec(const Node* node, size_t id, OpKind kind, std::vector<Operand> inputs,
          std::vector<Operand> outputs);
 
+  // For each T of AttrValue.
   template <typename T>
-  OpSpec& set_attr(Attr name, const T& value) {
-    attributes_.emplace_back([name, value](dnnl::graph::op& op) { op.set_attr<T>(name, value); });
-    return *this;
-  }
+  OpSpec& set_attr(Attr name, const T& value);
 
   const Node* node() const { return node_; }
   size_t id() const { return id_; }
+  OpKind kind() const { return kind_; }
+  const std::vector<Operand>& inputs() const { return inputs_; }
+  const std::vector<Operand>& outputs() const { return outputs_; }
+  const std::vector<std::pair<Attr, AttrValue>>& attributes() const { return attributes_; }
+  std::string name() const;
   dnnl::graph::op build() const;
 
  private:
@@ -70,7 +79,7 @@ class OpSpec {
   OpKind kind_;
   std::vector<Operand> inputs_;
   std::vector<Operand> outputs_;
-  std::vector<std::function<void(dnnl::graph::op&)>> attributes_;
+  std::vector<std::pair<Attr, AttrValue>> attributes_;
 };
 
 // The oneDNN graph of a block or of a group's subgraph, as far as it has been lowered.

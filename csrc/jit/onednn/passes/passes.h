@@ -22,4 +22,8 @@ void propagateLayout(const GraphPtr& graph);
 void guardValues(const GraphPtr& graph);
 void guardShape(const GraphPtr& graph);
 
+// Not in the pipeline: throws c10::Error, with the reasons, where a torch.jit.strict_fusion block
+// holds an operator that is in no group.
+void checkStrictFusion(const GraphPtr& graph);
+
 }  // namespace llga

@@ -79,7 +79,72 @@ class PlanCompiler {
     return plan_;
   }
 
+  Description describe(const std::vector<Shape>& output_strides) {
+    lower();
+    indexValues();
+    Description result;
+    for (const auto& partition : partitions()) {
+      auto& part = result.partitions.emplace_back();
+      std::unordered_map<size_t, Layout> ports;
+      for (const auto& port : partition.get_input_ports()) {
+        part.inputs.push_back(port.get_id());
+        ports.emplace(port.get_id(), inputLayout(port.get_id()));
+      }
+      for (const auto& port : partition.get_output_ports()) {
+        const auto id = port.get_id();
+        auto layout = outputLayout(id);
+        if (const auto it = group_outputs_.find(id); it != group_outputs_.end()) {
+          const auto& operand = lowered_.operands.at(id);
+          layout = strided(id, operand.dtype, *operand.sizes, output_strides.at(it->second));
+          result.group_outputs.emplace(id, it->second);
+        }
+        part.outputs.push_back(id);
+        ports.emplace(id, layout);
+        layouts_.insert_or_assign(id, layout);
+      }
+      const auto members = partition.get_ops();
+      for (const auto& spec : lowered_.ops) {
+        if (std::find(members.begin(), members.end(), spec.id()) != members.end()) {
+          part.ops.push_back(describeOp(spec, ports));
+        }
+      }
+      for (const auto id : part.inputs) {
+        if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
+          result.group_inputs.emplace(id, it->second);
+        } else if (lowered_.operands.at(id).constant) {
+          result.constants.emplace(id, constantMaker(id));
+        }
+      }
+    }
+    return result;
+  }
+
  private:
+  static Description::Op describeOp(const OpSpec& spec,
+                                    const std::unordered_map<size_t, Layout>& ports) {
+    auto tensors = [&](const std::vector<Operand>& operands) {
+      std::vector<Layout> layouts;
+      for (const auto& operand : operands) {
+        const auto port = ports.find(operand.id);
+        layouts.push_back(port != ports.end() ? port->second : operand.logicalTensor());
+      }
+      return layouts;
+    };
+    return {spec.id(),
+            spec.kind(),
+            spec.name(),
+            spec.attributes(),
+            tensors(spec.inputs()),
+            tensors(spec.outputs())};
+  }
+
+  ConstantMaker constantMaker(size_t id) const {
+    if (const auto it = lowered_.constants.find(id); it != lowered_.constants.end()) {
+      return it->second;
+    }
+    return [tensor = constantTensor(id)] { return tensor; };
+  }
+
   void lower() {
     for (const auto* node : request_.subgraph->nodes()) {
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
@@ -369,6 +434,14 @@ std::shared_ptr<const Plan> compilePlan(const CompileRequest& request) {
     } catch (const PackError&) {
       return PlanCompiler(request, /*pack=*/false).run();
     }
+  } catch (const dnnl::error& error) {
+    throw CompileError{fmt::format("oneDNN: {}", error.what())};
+  }
+}
+
+Description describePlan(const CompileRequest& request, const std::vector<Shape>& output_strides) {
+  try {
+    return PlanCompiler(request, /*pack=*/true).describe(output_strides);
   } catch (const dnnl::error& error) {
     throw CompileError{fmt::format("oneDNN: {}", error.what())};
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "jit/onednn/facts.h"
+#include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/plan.h"
 
 namespace llga {
@@ -29,5 +30,30 @@ struct CompileError {
 };
 
 std::shared_ptr<const Plan> compilePlan(const CompileRequest& request);
+
+// What compilePlan() gives to oneDNN, for people to read and run elsewhere.
+struct Description {
+  struct Op {
+    size_t id;
+    OpKind kind;
+    std::string name;
+    std::vector<std::pair<Attr, AttrValue>> attributes;
+    std::vector<Layout> inputs;
+    std::vector<Layout> outputs;
+  };
+  struct Partition {
+    std::vector<Op> ops;
+    std::vector<size_t> inputs;  // ids of logical tensors
+    std::vector<size_t> outputs;
+  };
+  std::vector<Partition> partitions;  // in the order of execution
+  // By id of the logical tensor: its index among the inputs or outputs of the group.
+  std::unordered_map<size_t, size_t> group_inputs;
+  std::unordered_map<size_t, size_t> group_outputs;
+  std::unordered_map<size_t, ConstantMaker> constants;
+};
+
+// `output_strides`: by subgraph output, as a call returned them. Throws CompileError.
+Description describePlan(const CompileRequest& request, const std::vector<Shape>& output_strides);
 
 }  // namespace llga
