@@ -254,7 +254,8 @@ def compare_many(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
 def test_random_graphs() -> None:
     before = llga_fuser.cache_info().hits
     compare_some()
-    assert llga_fuser.cache_info().hits > before + 200, "hardly anything was fused"
+    hits = llga_fuser.cache_info().hits - before
+    assert hits > 100, f"hardly anything was fused: {hits} calls of groups"
 
 
 @pytest.mark.slow
