@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from util import GROUP, assert_same
-from util import net as training_net
 
 import llga_fuser
 from llga_fuser import _models
 from llga_fuser._report import page, verbose
 from llga_fuser._report.model import SCHEMA
 from llga_fuser._report.text import duration
+from util import GROUP, assert_same
+from util import net as training_net
 
 
 class Net(nn.Module):
@@ -583,9 +583,9 @@ def test_partitions_reproduce_the_groups_numbers(
         for tid, tensor in expected.items():
             assert relative(result[tid], tensor) < (1e-5 if dtype is None else 1e-2), p.op_kinds
         # Other numbers in give other numbers out: the comparison can fail.
-        other = dnnl_graph.run(graph, {**constants, **{t: v * 0.5 + 1 for t, v in values.items()}})
+        other = dnnl_graph.run(graph, {**constants, **{t: v**2 + 1 for t, v in values.items()}})
         sensitive += any(relative(other[t], e) > 1e-3 for t, e in expected.items())
-    assert sensitive >= 0.7 * len(found.partitions)
+    assert sensitive == len(found.partitions)
 
 
 def test_partition_json_is_what_onednn_dumps(report: llga_fuser.Report) -> None:
