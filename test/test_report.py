@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -50,8 +51,17 @@ def net(code: str, args: str = "x", **members: Any) -> nn.Module:
     return training_net(code, args, **members).eval()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are tiny, and two threads wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def report() -> llga_fuser.Report:
+def report(one_thread: None) -> llga_fuser.Report:
     torch.manual_seed(0)
     return llga_fuser.report(Net().eval(), X, rounds=3)
 
@@ -780,7 +790,7 @@ def test_command_with_a_wrong_shape(
 
 
 def test_verbose_of_the_user_stays(tmp_path: pathlib.Path) -> None:
-    quiet = run("conv_relu", "--rounds", "1")
-    loud = run("conv_relu", "--rounds", "1", ONEDNN_VERBOSE="1")
+    quiet = run("conv_relu", "--rounds", "1", "--threads", "1")
+    loud = run("conv_relu", "--rounds", "1", "--threads", "1", ONEDNN_VERBOSE="1")
     assert "onednn_verbose" not in quiet.stdout
     assert ",exec,cpu,convolution," in loud.stdout

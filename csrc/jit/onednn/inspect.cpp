@@ -358,9 +358,9 @@ std::string stopVerbose(int verbosity) {
   dup2(state.saved, STDOUT_FILENO);
   close(state.saved);
   std::string text;
-  std::rewind(state.file);
   char buffer[4096];
-  for (size_t n = 0; (n = std::fread(buffer, 1, sizeof(buffer), state.file)) > 0;) {
+  const bool at_start = std::fseek(state.file, 0, SEEK_SET) == 0;
+  for (size_t n = 0; at_start && (n = std::fread(buffer, 1, sizeof(buffer), state.file)) > 0;) {
     text.append(buffer, n);
   }
   std::fclose(state.file);
