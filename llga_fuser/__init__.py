@@ -20,7 +20,9 @@ from llga_fuser._cache import (  # noqa: E402
     clear_cache,
     set_cache_capacity,
 )
+from llga_fuser._compile import compile  # noqa: A004, E402
 from llga_fuser._config import show_config  # noqa: E402
+from llga_fuser._fpmath import fpmath_mode, set_fpmath_mode  # noqa: E402
 from llga_fuser._report import (  # noqa: E402
     Report,
     ReportDiff,
@@ -40,10 +42,13 @@ __all__ = [
     "__version__",
     "cache_info",
     "clear_cache",
+    "compile",
     "enable",
+    "fpmath_mode",
     "fusion",
     "is_enabled",
     "report",
     "set_cache_capacity",
+    "set_fpmath_mode",
     "show_config",
 ]

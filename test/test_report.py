@@ -235,6 +235,31 @@ def test_functions_and_script_functions() -> None:
         assert found.model == "function"
 
 
+@pytest.mark.parametrize("release", [False, True])
+def test_compiled_ahead_of_time(release: bool) -> None:
+    module = net(
+        "torch.cumsum(F.gelu(self.l(self.c(x).relu().mean((2, 3)))), 1)",
+        c=nn.Conv2d(8, 16, 3),
+        l=nn.Linear(16, 8),
+    )
+    compiled = llga_fuser.compile(module, X, release_weights=release)
+    found = llga_fuser.report(compiled, X, rounds=1)
+    assert [g.name for g in found.groups] == ["conv2d+relu", "mean", "linear+gelu"]
+    assert [g.calls for g in found.groups] == [1] * 3
+    assert [n.reason for n in found.outside] == ["cumsum: not in the op table"]
+    dnnl_graph = pytest.importorskip("dnnl_graph")
+    for p in found.partitions:
+        result = dnnl_graph.run(dnnl_graph.load(p.to_json()), {**p.constants, **p.inputs})
+        for tid, tensor in p.outputs.items():
+            assert relative(result[tid], tensor) < 1e-5
+
+
+def test_fpmath_mode_of_a_partition() -> None:
+    compiled = llga_fuser.compile(net("torch.relu(x @ x)"), torch.rand(8, 8), fpmath_mode="bf16")
+    (part,) = llga_fuser.report(compiled, torch.rand(8, 8), rounds=1).partitions
+    assert part.to_dict()["fpmath_mode"] == "bf16"
+
+
 def test_the_switch_and_the_inputs_stay_as_they_were() -> None:
     def writes(x: Tensor) -> Tensor:
         x.add_(1)

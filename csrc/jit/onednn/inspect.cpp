@@ -33,12 +33,20 @@ int64_t now() {
 
 namespace {
 
+std::optional<size_t> rankOf(const torch::jit::Value* value) {
+  // A constant's type may have been erased.
+  if (const auto known = torch::jit::toIValue(value); known && known->isTensor()) {
+    return static_cast<size_t>(known->toTensor().dim());
+  }
+  const auto type = value->type()->cast<c10::TensorType>();
+  return type ? type->dim() : std::nullopt;
+}
+
 // "aten::_convolution" -> "conv2d"
 std::string shortName(const Node* node) {
   std::string name = node->kind().toUnqualString();
   if (name == "_convolution" || name == "convolution" || name == "_convolution_mode") {
-    const auto type = node->input(1)->type()->cast<c10::TensorType>();
-    const auto rank = type ? type->dim() : std::nullopt;
+    const auto rank = rankOf(node->input(1));
     bool transposed = false;
     if (const auto at = node->schema().argumentIndexWithName("transposed")) {
       const auto known = torch::jit::toIValue(node->input(static_cast<size_t>(*at)));

@@ -12,6 +12,7 @@
 #include <x86intrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 
 #include "jit/onednn/inspect.h"
@@ -154,8 +155,17 @@ Environment Environment::current() {
           at::autocast::get_autocast_dtype(at::kCPU), fpmathMode()};
 }
 
+Symbol fpmathModeAttr() {
+  static const Symbol attr = Symbol::attr("llga_fpmath_mode");
+  return attr;
+}
+
 bool InputSignature::matches(const IValue& value) const {
   if (!is_tensor) {
+    if (host.isDouble()) {  // by bits: NaN is the same signature again, minus zero is another one
+      return value.isDouble() &&
+             std::bit_cast<uint64_t>(value.toDouble()) == std::bit_cast<uint64_t>(host.toDouble());
+    }
     return value.tagKind() == host.tagKind() && value == host;
   }
   if (!value.isTensor()) {
@@ -186,6 +196,9 @@ FusionKernel::FusionKernel(const Node* group)
     const auto& any = group->is(anyLayoutAttr());
     any_layout_.assign(any.begin(), any.end());
   }
+  if (group->hasAttribute(fpmathModeAttr())) {
+    fpmath_mode_ = static_cast<int>(group->i(fpmathModeAttr()));
+  }
   for (size_t i = 0; i < input_count_; ++i) {
     if (owned_[i] != 0) {
       owned_inputs_.push_back(i);
@@ -194,12 +207,25 @@ FusionKernel::FusionKernel(const Node* group)
       watched_.push_back(i);
     }
   }
+  for (auto* node : subgraph_->nodes()) {
+    if (node->kind() == torch::jit::prim::Constant && isTensor(node->output())) {
+      if (auto weight = findReleasable(node->t(torch::jit::attr::value))) {
+        weights_.push_back(std::move(weight));
+      }
+    }
+  }
   PlanCache::instance().add(this);
 }
 
 FusionKernel::~FusionKernel() { PlanCache::instance().remove(this); }
 
 // ------------------------------------------------------------------------------------- hot path
+
+Environment FusionKernel::environment() const {
+  auto current = Environment::current();
+  current.fpmath_mode = fpmath_mode_.value_or(current.fpmath_mode);
+  return current;
+}
 
 bool FusionKernel::matches(const Entry& entry, const Environment& environment,
                            ArrayRef<IValue> inputs) const {
@@ -222,14 +248,14 @@ std::shared_ptr<const Plan> FusionKernel::find(const Environment& environment,
     return entry.plan;  // null while it compiles and where that failed
   };
   const auto recent = recent_.load(std::memory_order_relaxed);
-  if (recent < entries_.size() && matches(*entries_[recent], environment, inputs)) {
-    return use(*entries_[recent]);
+  if (recent < entries_.size() && matches(*entries_[recent].entry, environment, inputs)) {
+    return use(*entries_[recent].entry);
   }
   const auto hash = hashOf(environment, inputs);
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i]->hash == hash && matches(*entries_[i], environment, inputs)) {
+    if (entries_[i].hash == hash && matches(*entries_[i].entry, environment, inputs)) {
       recent_.store(i, std::memory_order_relaxed);
-      return use(*entries_[i]);
+      return use(*entries_[i].entry);
     }
   }
   return nullptr;
@@ -259,7 +285,7 @@ void FusionKernel::run(Stack& stack) {
 void FusionKernel::runUnobserved(Stack& stack) {
   const auto inputs = torch::jit::last(stack, input_count_);
   if (!c10::GradMode::is_enabled() || !wantsGradient(inputs)) {
-    const auto plan = find(Environment::current(), inputs);
+    const auto plan = find(environment(), inputs);
     if (plan && !holdsNonFinite(inputs)) {
       try {
         plan->execute(stack, input_count_);
@@ -313,7 +339,7 @@ void FusionKernel::runSlow(Stack& stack) {
   if (holdsNonFinite(inputs)) {
     return fallBack(stack, "an input holds NaN or an infinity", /*taint=*/true);
   }
-  const auto environment = Environment::current();
+  const auto environment = this->environment();
   bool ours = false;
   const auto entry = claim(environment, inputs, ours);
   if (ours) {
@@ -343,8 +369,8 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
                                            bool& ours) {
   const auto hash = hashOf(environment, inputs);
   const std::unique_lock lock(mutex_);
-  for (const auto& entry : entries_) {
-    if (entry->hash == hash && matches(*entry, environment, inputs)) {
+  for (const auto& [known, entry] : entries_) {
+    if (known == hash && matches(*entry, environment, inputs)) {
       return entry;
     }
   }
@@ -353,9 +379,8 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
   for (const auto& input : inputs) {
     entry->inputs.push_back(signatureOf(input));
   }
-  entry->hash = hash;
   entry->last_used = __rdtsc();
-  entries_.push_back(entry);
+  entries_.push_back({hash, entry});
   ours = true;
   return entry;
 }
@@ -370,6 +395,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
       execution->compiled = true;
     }
     RECORD_FUNCTION("llga::compile " + name_, ArrayRef<const IValue>{});
+    const WeightsInUse present(weights_);
     RecordedFacts facts;
     Stack eager;
     for (const auto i : c10::irange(inputs.size())) {
@@ -409,9 +435,14 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
 
 std::shared_ptr<const Description> FusionKernel::describe(
     ArrayRef<IValue> inputs, const std::vector<Shape>& output_strides) {
+  const WeightsInUse present(weights_);
   RecordedFacts facts;
-  CompileRequest request{
-      subgraph_.get(), &facts, {}, {}, any_layout_, static_cast<dnnl::fpmath_mode>(fpmathMode())};
+  CompileRequest request{subgraph_.get(),
+                         &facts,
+                         {},
+                         {},
+                         any_layout_,
+                         static_cast<dnnl::fpmath_mode>(environment().fpmath_mode)};
   Stack eager;
   for (const auto i : c10::irange(inputs.size())) {
     auto value = inputs[i];
@@ -432,7 +463,32 @@ std::shared_ptr<const Description> FusionKernel::describe(
     eager.push_back(std::move(value));
   }
   recordRun(*subgraph_, std::move(eager), facts);
-  return std::make_shared<const Description>(describePlan(request, output_strides));
+  auto description = describePlan(request, output_strides);
+  if (!weights_.empty()) {
+    // The memory of a weight may be gone when the constant is asked for.
+    for (auto& [id, make] : description.constants) {
+      make = [make = std::move(make), weights = weights_] {
+        const WeightsInUse needed(weights);
+        return make().clone();
+      };
+    }
+  }
+  return std::make_shared<const Description>(std::move(description));
+}
+
+void FusionKernel::runSubgraph(Stack& stack) {
+  if (c10::GradMode::is_enabled() && wantsGradient(stack)) {
+    for (const auto& weight : weights_) {
+      weight->pin();  // autograd saves it for the backward pass
+    }
+  }
+  const WeightsInUse present(weights_);
+  torch::jit::InterpreterState(*fallback_code_).run(stack);
+  for (auto& result : stack) {
+    if (!weights_.empty() && result.isTensor() && findReleasable(result.toTensor())) {
+      result = result.toTensor().clone();  // a view of a weight
+    }
+  }
 }
 
 void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint) {
@@ -453,7 +509,7 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
   Stack own(std::make_move_iterator(stack.end() - static_cast<std::ptrdiff_t>(input_count_)),
             std::make_move_iterator(stack.end()));
   torch::jit::drop(stack, input_count_);
-  torch::jit::InterpreterState(*fallback_code_).run(own);
+  runSubgraph(own);
   for (size_t i = 0; taint && i < own.size(); ++i) {
     if (any_layout_[i]) {
       markTainted(own[i].toTensor());
@@ -468,7 +524,7 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
 bool FusionKernel::oldest(uint64_t& tick) const {
   const std::shared_lock lock(mutex_);
   bool found = false;
-  for (const auto& entry : entries_) {
+  for (const auto& [hash, entry] : entries_) {
     const auto used = entry->last_used.load(std::memory_order_relaxed);
     if (entry->state != Entry::State::compiling && (!found || used < tick)) {
       tick = used;
@@ -482,8 +538,8 @@ void FusionKernel::evictOldest() {
   const std::unique_lock lock(mutex_);
   auto oldest = entries_.end();
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if ((*it)->state != Entry::State::compiling &&
-        (oldest == entries_.end() || (*it)->last_used < (*oldest)->last_used)) {
+    if (it->entry->state != Entry::State::compiling &&
+        (oldest == entries_.end() || it->entry->last_used < oldest->entry->last_used)) {
       oldest = it;
     }
   }
@@ -494,10 +550,11 @@ void FusionKernel::evictOldest() {
 
 void FusionKernel::evictAll() {
   const std::unique_lock lock(mutex_);
-  entries_.erase(
-      std::remove_if(entries_.begin(), entries_.end(),
-                     [](const EntryPtr& entry) { return entry->state != Entry::State::compiling; }),
-      entries_.end());
+  entries_.erase(std::remove_if(entries_.begin(), entries_.end(),
+                                [](const Known& known) {
+                                  return known.entry->state != Entry::State::compiling;
+                                }),
+                 entries_.end());
 }
 
 uint64_t FusionKernel::planCount() const {

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "jit/onednn/ir.h"
 #include "jit/onednn/runtime/plan.h"
 #include "jit/onednn/runtime/plan_cache.h"
+#include "jit/onednn/runtime/releasable_weights.h"
 
 namespace at {
 struct StepCallbacks;
@@ -33,6 +35,9 @@ struct Code;
 namespace llga {
 
 struct Description;
+
+// int on a FusionGroup: its math mode, a dnnl_fpmath_mode_t, whatever the process' is.
+Symbol fpmathModeAttr();
 
 // What, beside the inputs, a plan was compiled for.
 struct Environment {
@@ -83,14 +88,19 @@ class FusionKernel final : public PlanOwner {
     enum class State { compiling, ready, failed };
     Environment environment;
     std::vector<InputSignature> inputs;
-    uint64_t hash = 0;
     State state = State::compiling;
     std::shared_ptr<const Plan> plan;
     std::string reason;  // failed
     std::atomic<uint64_t> last_used{0};
   };
   using EntryPtr = std::shared_ptr<Entry>;
+  // The hash beside the pointer: a search reads one piece of memory, not one for each entry.
+  struct Known {
+    uint64_t hash;
+    EntryPtr entry;
+  };
 
+  Environment environment() const;
   bool matches(const Entry& entry, const Environment& environment,
                c10::ArrayRef<c10::IValue> inputs) const;
   // The plan for these inputs, or nullptr if there is none that is ready.
@@ -104,6 +114,7 @@ class FusionKernel final : public PlanOwner {
   void compile(Entry& entry, c10::ArrayRef<c10::IValue> inputs);
   // True if an input holds NaN or an infinity that the group's kernels might lose.
   bool holdsNonFinite(c10::ArrayRef<c10::IValue> inputs) const;
+  void runSubgraph(torch::jit::Stack& stack);
   // `taint`: mark the results for the groups that read them as not finite.
   void fallBack(torch::jit::Stack& stack, const std::string& reason, bool taint = false);
 
@@ -111,13 +122,15 @@ class FusionKernel final : public PlanOwner {
   uint64_t id_;
   std::string name_;
   size_t input_count_;
+  std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;
   std::vector<int64_t> owned_;
   std::vector<size_t> watched_;       // inputs that must be finite
   std::vector<size_t> owned_inputs_;  // inputs that another group may have marked
+  std::vector<ReleasableWeightPtr> weights_;
 
   mutable std::shared_mutex mutex_;  // entries_; shared for a hit, for a few nanoseconds
-  std::vector<EntryPtr> entries_;
+  std::vector<Known> entries_;
   std::atomic<size_t> recent_{0};  // where the last hit was
   std::atomic<uint64_t> hits_{0};
 

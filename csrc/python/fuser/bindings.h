@@ -3,4 +3,5 @@
 
 #include <pybind11/pybind11.h>
 
+void bindAheadOfTime(pybind11::module_& m);
 void bindReport(pybind11::module_& m);

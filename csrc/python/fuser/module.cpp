@@ -102,6 +102,7 @@ PYBIND11_MODULE(_C, m) {
         llga::PlanCache::instance().setCapacity(entries, bytes);
       },
       py::arg("entries"), py::arg("bytes"), py::call_guard<py::gil_scoped_release>());
+  bindAheadOfTime(m);
   bindReport(m);
   m.def("set_fpmath_mode", &llga::setFpmathMode, py::arg("mode"));
   m.def("fpmath_mode", &llga::fpmathMode);

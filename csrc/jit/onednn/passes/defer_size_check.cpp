@@ -76,9 +76,8 @@ void visit(Block* block) {
       continue;
     }
     auto* source = top(node->input(0));
-    node->replaceInput(0, source->node()->kind() == torch::jit::prim::Param
-                              ? source
-                              : bottom(source, node));
+    node->replaceInput(
+        0, source->node()->kind() == torch::jit::prim::Param ? source : bottom(source, node));
   }
 }
 

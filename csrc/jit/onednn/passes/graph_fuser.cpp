@@ -252,11 +252,47 @@ void removeUnfusedCasts(Block* block) {
   }
 }
 
+// Makes an op that went into no group in-place again, as it was before remove_mutation, where its
+// target has no other reader.
+void restoreMutation(Block* block) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* as_target = *it++;
+    for (auto* nested : as_target->blocks()) {
+      restoreMutation(nested);
+    }
+    if (as_target->kind() != asTargetKind()) {
+      continue;
+    }
+    auto* node = as_target->input(0)->node();
+    auto* target = as_target->input(1);
+    const bool unread = target->uses().size() == 2 && as_target->input(0)->uses().size() == 1;
+    if (isFusionGroup(node) || isFusionGroup(target->node()) || !unread ||
+        node->owningBlock() != block || node->inputs().empty() || node->input(0) != target ||
+        target->node()->owningBlock() != block || target->node()->inputs().empty() ||
+        !node->kind().is_aten()) {
+      continue;
+    }
+    const auto kind = Symbol::fromQualString(std::string(node->kind().toQualString()) + "_");
+    auto* in_place = block->owningGraph()->create(kind, node->inputs(), 1);
+    in_place->copyMetadata(node)->copyAttributes(*node);
+    in_place->insertBefore(node);
+    if (in_place->maybeSchema() == nullptr) {
+      in_place->destroy();
+      continue;
+    }
+    in_place->output()->setType(as_target->output()->type());
+    as_target->output()->replaceAllUsesWith(in_place->output());
+    as_target->destroy();
+    node->destroy();
+  }
+}
+
 }  // namespace
 
 void fuseGraph(const GraphPtr& graph) {
   BlockFuser(graph).run(graph->block());
   removeUnfusedCasts(graph->block());
+  restoreMutation(graph->block());
   torch::jit::EliminateDeadCode(graph);
 }
 

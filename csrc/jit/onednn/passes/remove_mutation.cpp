@@ -59,7 +59,8 @@ class Replacements {
     // predecessor.
     for (auto it = asked_.rbegin(); it != asked_.rend(); ++it) {
       auto* node = it->before->next();
-      if (node->kind() == it->pure_kind && node->outputs().size() == 1 && isTensor(node->input(0))) {
+      if (node->kind() == it->pure_kind && node->outputs().size() == 1 &&
+          isTensor(node->input(0))) {
         keepTarget(node);
       }
     }

@@ -10,6 +10,7 @@
 
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
 namespace {
@@ -82,6 +83,7 @@ class PlanCompiler {
     lower();
     indexValues();
     Description result;
+    result.fpmath_mode = request_.fpmath_mode;
     for (const auto& partition : partitions()) {
       auto& part = result.partitions.emplace_back();
       std::unordered_map<size_t, Layout> ports;
@@ -310,6 +312,9 @@ class PlanCompiler {
       auto weight = constantTensor(id);
       if (!layout.is_equal(withId(layoutOf(weight), id))) {
         auto packed = packWeight(weight, layout);
+        if (const auto releasable = findReleasable(weight)) {
+          releasable->packedAs(weight, layout, packed);
+        }
         auto* data = packed->data();
         plan_->packed.push_back(std::move(packed));
         return {constantSlot(data), layout};
@@ -328,6 +333,9 @@ class PlanCompiler {
   }
 
   Slot keep(at::Tensor tensor) {
+    if (const auto releasable = findReleasable(tensor)) {
+      releasable->pin();
+    }
     const auto slot = constantSlot(tensor.data_ptr());
     plan_->constant_tensors.push_back(std::move(tensor));
     return slot;

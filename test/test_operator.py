@@ -1,0 +1,650 @@
+"""llga::FusionGroup is total: any executor, shape, input, thread. Nothing notices that it is there.
+
+`test_jit_llga_fuser.py` asks whether an op is fused and right; here the world around the group
+changes, and what plain TorchScript (or eager) answers is what has to come out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import io
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import llga_fuser
+from util import GROUP, assert_same, net, restored, to_script, twin, walk
+
+pytestmark = pytest.mark.usefixtures("fuser")
+
+IMAGE = (2, 8, 7, 6)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    with restored(torch.get_num_threads, torch.set_num_threads):
+        torch.set_num_threads(1)
+        yield
+
+
+@pytest.fixture
+def capacity() -> Iterator[None]:
+    before = llga_fuser.cache_info()
+    yield
+    llga_fuser.set_cache_capacity(before.capacity_entries, before.capacity_bytes)
+
+
+def two_convs() -> nn.Module:
+    return net(
+        "torch.relu(self.d(torch.relu(self.c(x))) + x)",
+        c=nn.Conv2d(8, 8, 3, padding=1),
+        d=nn.Conv2d(8, 8, 1),
+    ).eval()
+
+
+def groups(script: Any, *inputs: Any) -> int:
+    graph = script.graph_for(*(twin(x) for x in inputs))
+    return sum(node.kind() == GROUP for node in walk(graph))
+
+
+def warmed(script: Any, *inputs: Any) -> Any:
+    """Called until its plan with fusion groups is the one that runs."""
+    with torch.no_grad():
+        for _ in range(3):
+            script(*(twin(x) for x in inputs))
+        assert groups(script, *inputs), "nothing is fused, so the test would show nothing"
+    return script
+
+
+def counted(fn: Callable[[], Any]) -> tuple[Any, Counter[str]]:
+    """The result of `fn`, and how much the cache's figures grew."""
+    before = llga_fuser.cache_info()
+    result = fn()
+    after = llga_fuser.cache_info()
+    names = ("hits", "misses", "evictions", "fallbacks")
+    return result, +Counter({n: getattr(after, n) - getattr(before, n) for n in names})
+
+
+# ------------------------------------------------------------------------------------- executors
+
+
+@contextlib.contextmanager
+def executor(name: str) -> Iterator[None]:
+    """TorchScript's executors and the modes that turn their optimisation off."""
+    profiling = name in ("profiling", "unoptimized", "no profiles")
+    before = torch._C._jit_set_profiling_executor(profiling)
+    mode = torch._C._jit_set_profiling_mode(name in ("profiling", "unoptimized"))
+    try:
+        with torch.jit.optimized_execution(name != "unoptimized"):
+            yield
+    finally:
+        torch._C._jit_set_profiling_executor(before)
+        torch._C._jit_set_profiling_mode(mode)
+
+
+EXECUTORS = {"profiling": True, "legacy": True, "unoptimized": False, "no profiles": False}
+
+
+@pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "unfrozen"])
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_executor(name: str, scripted: bool, freeze: bool) -> None:
+    """Fused where TorchScript calls the passes, right everywhere; gradients are exact."""
+    m, x = two_convs(), torch.randn(IMAGE)
+    script = to_script(m, [x], scripted=scripted, freeze=freeze)
+    with executor(name):
+        with torch.no_grad():
+            for shape in (IMAGE, IMAGE, IMAGE, (1, 8, 9, 5), IMAGE):
+                y = torch.randn(shape)
+                assert_same(script(y), m(y))
+            assert (groups(script, x) > 0) == EXECUTORS[name]
+        grads = []
+        for fn in (m, script):
+            leaf = x.clone().requires_grad_()
+            fn(leaf).square().sum().backward()
+            grads.append(leaf.grad)
+        assert torch.equal(*grads)
+
+
+class Methods(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x) * 2
+
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.relu(self.c(x))
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_method_other_than_forward(name: str) -> None:
+    m, x = Methods().eval(), torch.randn(IMAGE)
+    with executor(name), torch.no_grad():
+        with torch.jit.optimized_execution(True):  # freezing needs the methods inlined
+            script = torch.jit.freeze(torch.jit.script(m), preserved_attrs=["encode"])
+        for _ in range(4):
+            assert_same(script(x), m(x))
+            assert_same(script.encode(x), m.encode(x))
+        graph = torch._C._last_executed_optimized_graph()
+        assert any(n.kind() == GROUP for n in walk(graph)) == EXECUTORS[name]
+
+
+class Blocks(nn.Module):
+    """If, Loop and `with`, in one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Conv2d(8, 8, 3, padding=1)
+        self.d = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor, n: int, y: Optional[Tensor] = None) -> Tensor:  # noqa: UP045
+        z = x
+        for i in range(n):
+            if i % 2 == 0:
+                with torch.no_grad():
+                    z = torch.relu(self.c(z) + x)
+            else:
+                w = self.d(z)
+                while bool(w.sum() > 1e6):
+                    w = torch.relu(self.d(w)) * 0.5
+                z = torch.sigmoid(w)
+            if y is not None:
+                z = torch.relu(self.d(z)) * y
+        return z
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_nested_blocks(name: str) -> None:
+    m, x = Blocks().eval(), torch.randn(IMAGE)
+    script = to_script(m, [x, 3], scripted=True)
+    with executor(name), torch.no_grad():
+        for args in ((x, 3), (x, 3), (x, 3, x), (x, 0), (x[:1], 4), (x[:1], 2, x[:1])):
+            for _ in range(2):
+                assert_same(script(*args), m(*args))
+        assert (groups(script, x, 3) >= 2) == EXECUTORS[name]
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+def test_function(name: str, scripted: bool) -> None:
+    with executor(name), torch.no_grad():
+        x, w = torch.randn(5, 16), torch.randn(8, 16)
+
+        def linear_gelu(x: Tensor, w: Tensor) -> Tensor:  # TorchScript keeps what it has scripted
+            return F.gelu(F.linear(x, w)) * 2
+
+        fn = to_script(linear_gelu, [x, w], scripted=scripted)
+        for _ in range(4):
+            assert_same(fn(x, w), linear_gelu(x, w))
+        assert (groups(fn, x, w) > 0) == EXECUTORS[name]
+
+
+@pytest.mark.parametrize("first", ["inference", "training"])
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_gradients_of_everything(name: str, first: str) -> None:
+    """Of weights and inputs, whatever came first and was optimised for."""
+    m = net(
+        "self.l(torch.relu(self.n(self.c(x))).mean([2, 3]) * y)",
+        "x, y",
+        c=nn.Conv2d(8, 8, 3),
+        n=nn.BatchNorm2d(8),
+        l=nn.Linear(8, 4),
+    ).eval()
+    x, y = torch.randn(IMAGE), torch.randn(2, 8)
+
+    def infer(fn: Any) -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                assert_same(fn(x, y), m(x, y))
+
+    def train(fn: Any) -> list[Tensor]:
+        found = []
+        for _ in range(3):
+            m.zero_grad()
+            leaves = [x.clone().requires_grad_(), y.clone().requires_grad_()]
+            fn(*leaves).square().sum().backward()
+            found = [t.grad.clone() for t in (*leaves, *m.parameters()) if t.grad is not None]
+        return found
+
+    with executor(name):
+        script = to_script(m, [x, y], freeze=False)
+        for step in (infer, train) if first == "inference" else (train, infer):
+            step(script)
+        ours, theirs = train(script), train(m)
+        infer(script)
+    assert len(ours) == len(theirs) == 8
+    for a, e in zip(ours, theirs, strict=True):
+        assert_same(a, e)  # the order of summation may be autodiff's
+
+
+# ------------------------------------------------------------------------------ saved and copied
+
+
+def saved(script: Any) -> Any:
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+@pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "unfrozen"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", [saved, copy.deepcopy, copy.copy], ids=lambda f: f.__name__)
+def test_save_load_copy(how: Callable[[Any], Any], when: str, freeze: bool) -> None:
+    m, x = two_convs(), torch.randn(IMAGE)
+    script = to_script(m, [x], freeze=freeze)
+    if when == "after":
+        warmed(script, x)
+    other = warmed(how(script), x)
+    warmed(script, x)
+    with torch.no_grad():
+        for model in (script, other, how(other)):
+            for shape in (IMAGE, (1, 8, 4, 4)):
+                y = torch.randn(shape)
+                assert_same(model(y), m(y))
+
+
+def test_pickling_errors_are_torchs_own() -> None:
+    m, x = two_convs(), torch.randn(IMAGE)
+    errors = []
+    for enabled in (False, True):
+        with llga_fuser.fusion(enabled):
+            script = to_script(m, [x])
+            with torch.no_grad():
+                script(x), script(x), script(x)
+            with pytest.raises(RuntimeError) as error:
+                pickle.dumps(script)
+            errors.append(re.sub(r"_torch_mangle_\d+", "", str(error.value)))
+    assert errors[0] == errors[1]
+
+
+# -------------------------------------------------------------------------------- dynamic shapes
+
+DYNAMIC = {
+    "conv": "torch.relu(self.c(x)) + x",
+    "adaptive": "F.adaptive_avg_pool2d(torch.relu(self.c(x)), (1, 1)) * 2",
+    "reshape": "torch.relu(self.c(x)).reshape(x.shape[0], 4, -1) * 2",
+    "interpolate": "F.interpolate(torch.relu(self.c(x)), scale_factor=2.0)",
+    "broadcast": "torch.relu(self.c(x)) * x.mean([2, 3], True) + x[:1, :1]",
+    "expand": "self.c(x) + x.mean(1, True).expand(-1, x.shape[1], -1, -1)",
+    "attention": "torch.softmax(x @ x.transpose(-1, -2), -1) @ self.c(x)",
+    "cat": "self.d(torch.cat([self.c(x), x], 1))",
+    "pool": "F.avg_pool2d(F.max_pool2d(self.c(x), 3, 1, 1), 2)",
+    "sequence": "F.relu(self.l(self.c(x).flatten(2).transpose(1, 2)))",
+}
+SIZES = [(1, 8, 8, 6), (5, 8, 8, 6), (2, 8, 4, 10), (2, 8, 10, 4), (3, 8, 6, 16), (1, 8, 2, 2)]
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_shapes_change(name: str, scripted: bool) -> None:
+    """Each new shape compiles once and is fused from then on; old ones are not forgotten."""
+    m = net(
+        DYNAMIC[name],
+        c=nn.Conv2d(8, 8, 3, padding=1),
+        d=nn.Conv2d(16, 8, 1),
+        l=nn.Linear(8, 12),
+    ).eval()
+    script = warmed(
+        to_script(m, [torch.randn(2, 8, 8, 6)], scripted=scripted), torch.randn(SIZES[0])
+    )
+    number = groups(script, torch.randn(SIZES[0]))
+    with torch.no_grad():
+        for shape in SIZES[1:]:
+            x = torch.randn(shape)
+            result, grown = counted(functools.partial(script, x))
+            assert_same(result, m(x), str(shape))
+            assert 0 < grown["misses"] <= number, grown
+            assert not grown["fallbacks"], llga_fuser._C.fallbacks()
+        for shape in SIZES:
+            x = torch.randn(shape)
+            result, grown = counted(functools.partial(script, x))
+            assert_same(result, m(x), str(shape))
+            assert grown == {"hits": number}, (shape, grown)
+
+
+def test_host_values_are_part_of_the_signature() -> None:
+    """Numbers and lists that reach a group from outside, NaN and minus zero included."""
+
+    def scaled(x: Tensor, a: float, n: int) -> Tensor:
+        return torch.relu(x * a) + x.reshape(n, -1).reshape(x.size(0), x.size(1)) * 2
+
+    script = torch.jit.script(scaled)
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        for a in (1.0, 2.0, 0.5, -0.0, 0.0, float("inf"), float("nan")):
+            for n in (1, 2, 3):
+                for _ in range(2):
+                    assert_same(script(x, a, n), scaled(x, a, n), f"{a}, {n}")
+        _, grown = counted(lambda: [script(x, float("nan"), 2) for _ in range(5)])
+        assert not grown["misses"], "NaN is equal to itself here"
+
+
+# ---------------------------------------------------------------------------------- the cache
+
+
+@pytest.mark.usefixtures("capacity")
+def test_least_recently_used_goes_first() -> None:
+    m = two_convs()
+    llga_fuser.clear_cache()
+    xs = [torch.randn(1, 8, 4 + i, 5) for i in range(6)]
+    script = warmed(to_script(m, [xs[0]]), xs[0])
+    per_shape = llga_fuser.cache_info().entries
+    llga_fuser.set_cache_capacity(3 * per_shape)
+    with torch.no_grad():
+        for x in xs[1:3]:
+            script(x)
+        script(xs[0])  # now the second one is the oldest
+        _, grown = counted(lambda: script(xs[3]))
+        assert grown["evictions"] == per_shape
+        assert counted(lambda: script(xs[0]))[1] == {"hits": per_shape}
+        assert counted(lambda: script(xs[1]))[1]["misses"] == per_shape
+        for x in xs * 2:
+            assert_same(script(x), m(x))
+            assert llga_fuser.cache_info().entries <= 3 * per_shape
+
+
+@pytest.mark.usefixtures("capacity")
+def test_capacity_in_bytes() -> None:
+    """Packed weights are what counts; the module in use is always there."""
+    llga_fuser.clear_cache()
+    # Wide enough to be packed on every processor.
+    modules = [net("self.c(x)", c=nn.Conv2d(64, 64, 3)).eval() for _ in range(4)]
+    x = torch.randn(1, 64, 9, 9)
+    scripts = [warmed(to_script(m, [x]), x) for m in modules]
+    one = llga_fuser.cache_info().packed_bytes // 4
+    if not one:
+        pytest.skip("oneDNN packs no weights on this processor")
+    llga_fuser.set_cache_capacity(4096, 2 * one)
+    assert llga_fuser.cache_info().packed_bytes <= 2 * one
+    with torch.no_grad():
+        for script, m in zip(scripts * 2, modules * 2, strict=True):
+            assert_same(script(x), m(x))
+            assert llga_fuser.cache_info().packed_bytes <= 2 * one
+        llga_fuser.set_cache_capacity(4096, 1)
+        for script, m in zip(scripts, modules, strict=True):
+            assert_same(script(x), m(x))
+            assert llga_fuser.cache_info().packed_bytes <= one
+
+
+def test_identical_constants_share_packed_weights() -> None:
+    """One weight in two modules and in two layers; shapes and threads share it anyway."""
+    conv = nn.Conv2d(64, 64, 3, padding=1)
+    m = net("torch.relu(self.c(torch.relu(self.c(x))))", c=conv).eval()
+    x = torch.randn(1, 64, 9, 9)
+    llga_fuser.clear_cache()
+    scripts = [warmed(to_script(m, [x]), x) for _ in range(2)]
+    with torch.no_grad():
+        for script in scripts:
+            assert_same(script(x), m(x))
+    assert llga_fuser.cache_info().packed_bytes <= conv.weight.nbytes
+
+
+def test_equal_structure_and_reused_addresses() -> None:
+    """A new model whose weights lie where those of a deleted one lay."""
+    x = torch.randn(1, 64, 5, 5)
+    seen: Counter[int] = Counter()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        conv = nn.Conv2d(64, 64, 3)
+        seen[conv.weight.data_ptr()] += 1
+        made = llga_fuser.compile(conv.eval(), x)
+        with torch.no_grad():
+            assert_same(made(x), conv(x), f"model {seed}")
+        del made, conv
+        gc.collect()
+    assert max(seen.values()) > 1, "no address came twice, so the test shows nothing"
+
+
+def test_weights_of_an_unfrozen_module_change_in_place() -> None:
+    m, x = two_convs(), torch.randn(IMAGE)
+    script = warmed(to_script(m, [x], freeze=False), x)
+    with torch.no_grad():
+        for change in (
+            lambda: m.c.weight.mul_(-2),
+            lambda: m.c.bias.zero_(),
+            lambda: m.d.weight[:, :4].add_(1),
+            lambda: m.load_state_dict(two_convs().state_dict()),
+            lambda: setattr(m.c.weight, "data", torch.randn(8, 8, 3, 3)),
+        ):
+            change()
+            assert_same(script(x), m(x))
+
+
+# --------------------------------------------------------------------------------------- inputs
+
+
+class Logged(Tensor):
+    """A subclass with a __torch_function__ of its own, which TorchScript does not call."""
+
+
+class Wrapper(Tensor):
+    """A subclass that sees every operator (__torch_dispatch__)."""
+
+    calls: ClassVar[Counter[str]] = Counter()
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapper:
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls[str(func)] += 1
+
+        def unwrap(x: Any) -> Any:
+            return x.inner if isinstance(x, Wrapper) else x
+
+        result = func(*map(unwrap, args), **{k: unwrap(v) for k, v in (kwargs or {}).items()})
+        return Wrapper(result) if isinstance(result, Tensor) else result
+
+
+def test_subclasses() -> None:
+    m, x = two_convs(), torch.randn(IMAGE)
+    script = warmed(to_script(m, [x]), x)
+    with torch.no_grad():
+        result = script(x.clone().as_subclass(Logged))
+        assert_same(result.as_subclass(Tensor), m(x))
+        Wrapper.calls.clear()
+        wrapped = script(Wrapper(x))
+    assert isinstance(wrapped, Wrapper), "the subclass is what comes out"
+    assert_same(wrapped.inner, m(x).detach())
+    assert any("convolution" in name for name in Wrapper.calls), "it saw the operators"
+
+
+LAYOUTS: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: torch.randn(IMAGE),
+    "channels_last": lambda: torch.randn(IMAGE).contiguous(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(2, 8, 6, 7).transpose(2, 3),
+    "expanded": lambda: torch.randn(1, 8, 1, 6).expand(IMAGE),
+    "overlapping": lambda: torch.randn(200).as_strided(IMAGE, (50, 10, 6, 1)),
+    "sliced": lambda: torch.randn(4, 16, 7, 12)[1:3, ::2, :, 3:9],
+    "backwards": lambda: torch.randn(IMAGE).flip(3),
+    "negative": lambda: torch.randn(IMAGE, dtype=torch.cfloat).conj().imag,
+    "offset": lambda: torch.randn(700)[3 : 3 + 672].view(IMAGE),
+    "gradient": lambda: torch.randn(IMAGE, requires_grad=True),
+    "inference": lambda: torch.inference_mode()(torch.randn)(IMAGE),
+    "batch of one": lambda: torch.randn(7, 6, 8).permute(2, 0, 1)[None],
+    "no images": lambda: torch.randn(0, 8, 7, 6),
+    "view of itself": lambda: torch.randn(8, 7, 6).expand(2, -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_inputs_of_any_layout(kind: str, scripted: bool) -> None:
+    """The first one the group meets, and then one of many."""
+    m = net(
+        "y = torch.relu(self.c(x)) + x\nreturn y, F.max_pool2d(y, 2, 1), y.mean([2, 3])",
+        c=nn.Conv2d(8, 8, 3, padding=1),
+    ).eval()
+    with torch.no_grad():
+        first = to_script(m, [torch.randn(IMAGE)], scripted=scripted)
+        later = warmed(to_script(m, [torch.randn(IMAGE)], scripted=scripted), torch.randn(IMAGE))
+        for script in (first, later):
+            for _ in range(3):
+                x = LAYOUTS[kind]()
+                before = x.clone()
+                assert_same(script(x), m(x))
+                assert torch.equal(x, before), "the input is as it was"
+
+
+ZERO_DIM: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "both": (lambda a, b: torch.relu(a * b) + a, (torch.tensor(2.0), torch.tensor(3.0))),
+    "one": (lambda a, b: torch.relu(a * b) + a, (torch.randn(3, 4), torch.tensor(3.0))),
+    "result": (lambda a, b: (a * b).sum() * 2, (torch.randn(3), torch.randn(3))),
+    "double": (lambda a, b: a * b + 1, (torch.randn(3, 4), torch.tensor(3.0, dtype=torch.double))),
+    "integer": (lambda a, b: a * b + a, (torch.randn(3, 4), torch.tensor(3))),
+    "mask": (lambda a, b: torch.where(b, a * 2, a - 1), (torch.randn(3, 4), torch.tensor(True))),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_DIM)
+def test_zero_dim(name: str) -> None:
+    fn, inputs = ZERO_DIM[name]
+    script = torch.jit.trace(fn, inputs)
+    with torch.no_grad():
+        for _ in range(4):
+            assert_same(script(*inputs), fn(*inputs))
+
+
+OTHER = ["double", "half", "complex", "int", "sparse", "quantized", "meta", "mkldnn"]
+
+
+def other(kind: str) -> Tensor:
+    x = torch.randn(IMAGE)
+    return {
+        "double": lambda: x.double(),
+        "half": lambda: x.half(),
+        "complex": lambda: x.cfloat(),
+        "int": lambda: torch.randint(-5, 5, IMAGE),
+        "sparse": lambda: x.relu().to_sparse(),
+        "quantized": lambda: torch.quantize_per_tensor(x, 0.1, 3, torch.qint8),
+        "meta": lambda: x.to("meta"),
+        "mkldnn": lambda: x.to_mkldnn(),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_other_tensors_after_warm_up(kind: str) -> None:
+    """A function without weights takes many of them; the answer, or the error, is TorchScript's."""
+
+    def body(x: Tensor) -> Tensor:
+        return torch.relu(x) * 2 + x
+
+    x = torch.randn(IMAGE)
+    script = warmed(torch.jit.trace(body, x), x)
+    with llga_fuser.fusion(False):
+        plain = torch.jit.trace(body, x)
+
+    def outcome(fn: Callable[..., Any]) -> Any:
+        try:
+            return fn(value)
+        except Exception as error:
+            return type(error), str(error).splitlines()[-1]
+
+    with torch.no_grad():
+        value = other(kind)
+        for _ in range(3):
+            want, got = outcome(plain), outcome(script)
+            if not isinstance(want, Tensor):
+                assert got == want
+            elif want.device.type == "meta":
+                assert got.shape == want.shape and got.device == want.device
+            else:
+                assert got.layout == want.layout
+                dense = [t.dequantize() if t.is_quantized else t for t in (got, want)]
+                assert_same(*(t if t.layout == torch.strided else t.to_dense() for t in dense))
+        assert_same(script(x), body(x))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_nan_and_infinity_pass_through(value: float, where: str) -> None:
+    """A chain of groups, with what oneDNN's kernels would turn into a number."""
+    m = net(
+        "y = F.max_pool2d(torch.relu(self.c(x)), 3, 1, 1)\nz = self.d(y)\n"
+        "return torch.clamp(z + y, -2, 2), F.hardtanh(self.c(z))",
+        c=nn.Conv2d(8, 8, 3, padding=1),
+        d=nn.Conv2d(8, 8, 1),
+    ).eval()
+    x = torch.randn(IMAGE)
+    script = warmed(to_script(m, [x]), x)
+    x.view(-1)[0 if where == "first" else -1] = value
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(script(x), m(x))
+        assert_same(script(torch.ones(IMAGE)), m(torch.ones(IMAGE)))
+
+
+# --------------------------------------------------------------------------- threads, processes
+
+
+def child(*arguments: str, timeout: float = 120) -> str:
+    """Runs a scenario of `children.py` in a process of its own; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("children.py")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "2"},
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "cold_start",
+        "ten_modules",
+        "set_num_threads",
+        "switching",
+        "compile_and_release",
+        "exit_while_running",
+    ],
+)
+def test_threads(scenario: str) -> None:
+    child(scenario)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_fork() -> None:
+    child("fork")
+
+
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@LINUX
+def test_memory_is_flat() -> None:
+    """Plans hold the weights of one model and some kilobytes: ten more of them would show."""
+    assert int(child("flat")) < 8 << 20
+
+
+@LINUX
+@pytest.mark.slow
+def test_memory_is_flat_over_ten_thousand_calls() -> None:
+    assert int(child("flat", "10000", "200", "50", timeout=900)) < 8 << 20
