@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -50,8 +51,17 @@ def net(code: str, args: str = "x", **members: Any) -> nn.Module:
     return training_net(code, args, **members).eval()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are tiny, and two threads wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def report() -> llga_fuser.Report:
+def report(one_thread: None) -> llga_fuser.Report:
     torch.manual_seed(0)
     return llga_fuser.report(Net().eval(), X, rounds=3)
 
@@ -223,6 +233,31 @@ def test_functions_and_script_functions() -> None:
         found = llga_fuser.report(target, x, w, rounds=1)
         assert [g.name for g in found.groups] == ["matmul+relu"]
         assert found.model == "function"
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_compiled_ahead_of_time(release: bool) -> None:
+    module = net(
+        "torch.cumsum(F.gelu(self.l(self.c(x).relu().mean((2, 3)))), 1)",
+        c=nn.Conv2d(8, 16, 3),
+        l=nn.Linear(16, 8),
+    )
+    compiled = llga_fuser.compile(module, X, release_weights=release)
+    found = llga_fuser.report(compiled, X, rounds=1)
+    assert [g.name for g in found.groups] == ["conv2d+relu", "mean", "linear+gelu"]
+    assert [g.calls for g in found.groups] == [1] * 3
+    assert [n.reason for n in found.outside] == ["cumsum: not in the op table"]
+    dnnl_graph = pytest.importorskip("dnnl_graph")
+    for p in found.partitions:
+        result = dnnl_graph.run(dnnl_graph.load(p.to_json()), {**p.constants, **p.inputs})
+        for tid, tensor in p.outputs.items():
+            assert relative(result[tid], tensor) < 1e-5
+
+
+def test_fpmath_mode_of_a_partition() -> None:
+    compiled = llga_fuser.compile(net("torch.relu(x @ x)"), torch.rand(8, 8), fpmath_mode="bf16")
+    (part,) = llga_fuser.report(compiled, torch.rand(8, 8), rounds=1).partitions
+    assert part.to_dict()["fpmath_mode"] == "bf16"
 
 
 def test_the_switch_and_the_inputs_stay_as_they_were() -> None:
@@ -583,9 +618,9 @@ def test_partitions_reproduce_the_groups_numbers(
         for tid, tensor in expected.items():
             assert relative(result[tid], tensor) < (1e-5 if dtype is None else 1e-2), p.op_kinds
         # Other numbers in give other numbers out: the comparison can fail.
-        other = dnnl_graph.run(graph, {**constants, **{t: v * 0.5 + 1 for t, v in values.items()}})
+        other = dnnl_graph.run(graph, {**constants, **{t: v**2 + 1 for t, v in values.items()}})
         sensitive += any(relative(other[t], e) > 1e-3 for t, e in expected.items())
-    assert sensitive >= 0.7 * len(found.partitions)
+    assert sensitive == len(found.partitions)
 
 
 def test_partition_json_is_what_onednn_dumps(report: llga_fuser.Report) -> None:
@@ -780,7 +815,7 @@ def test_command_with_a_wrong_shape(
 
 
 def test_verbose_of_the_user_stays(tmp_path: pathlib.Path) -> None:
-    quiet = run("conv_relu", "--rounds", "1")
-    loud = run("conv_relu", "--rounds", "1", ONEDNN_VERBOSE="1")
+    quiet = run("conv_relu", "--rounds", "1", "--threads", "1")
+    loud = run("conv_relu", "--rounds", "1", "--threads", "1", ONEDNN_VERBOSE="1")
     assert "onednn_verbose" not in quiet.stdout
     assert ",exec,cpu,convolution," in loud.stdout

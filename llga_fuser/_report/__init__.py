@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from llga_fuser import _C
+from llga_fuser._fpmath import fpmath_mode
 from llga_fuser._report.collect import describe_arguments, make_report
 from llga_fuser._report.diff import ReportDiff
 from llga_fuser._report.model import (
@@ -42,8 +43,6 @@ __all__ = [
     "UnfusedError",
     "report",
 ]
-
-_FPMATH = ("strict", "bf16", "f16", "any", "tf32")
 
 
 def report(
@@ -135,7 +134,7 @@ def _environment() -> dict[str, Any]:
         "onednn": runtime["onednn"],
         "isa": runtime["isa"],
         "threads": torch.get_num_threads(),
-        "fpmath_mode": _FPMATH[_C.fpmath_mode()],
+        "fpmath_mode": fpmath_mode(),
     }
 
 

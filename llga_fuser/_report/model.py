@@ -235,7 +235,7 @@ class Partition:
         return {
             "version": self._environment["onednn"],
             "engine_kind": "cpu",
-            "fpmath_mode": self._environment["fpmath_mode"],
+            "fpmath_mode": _FPMATH[self._description.fpmath_mode],
             "fpmath_mode_apply_to_int": "false",
             "input_ports": list(dict.fromkeys(t for t in read if t not in written)),
             "output_ports": list(self._part["outputs"]),
@@ -524,6 +524,9 @@ def named(kind: str, reason: str) -> str:
     """The reason, with the operator's name in front unless it is there already."""
     return reason if reason.startswith((kind, kind.split("::")[-1])) else f"{kind}: {reason}"
 
+
+# dnnl_fpmath_mode_t
+_FPMATH = ("strict", "bf16", "f16", "any", "tf32")
 
 _DTYPES = {
     "float32": "f32",

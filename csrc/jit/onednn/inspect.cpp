@@ -33,12 +33,20 @@ int64_t now() {
 
 namespace {
 
+std::optional<size_t> rankOf(const torch::jit::Value* value) {
+  // A constant's type may have been erased.
+  if (const auto known = torch::jit::toIValue(value); known && known->isTensor()) {
+    return static_cast<size_t>(known->toTensor().dim());
+  }
+  const auto type = value->type()->cast<c10::TensorType>();
+  return type ? type->dim() : std::nullopt;
+}
+
 // "aten::_convolution" -> "conv2d"
 std::string shortName(const Node* node) {
   std::string name = node->kind().toUnqualString();
   if (name == "_convolution" || name == "convolution" || name == "_convolution_mode") {
-    const auto type = node->input(1)->type()->cast<c10::TensorType>();
-    const auto rank = type ? type->dim() : std::nullopt;
+    const auto rank = rankOf(node->input(1));
     bool transposed = false;
     if (const auto at = node->schema().argumentIndexWithName("transposed")) {
       const auto known = torch::jit::toIValue(node->input(static_cast<size_t>(*at)));
@@ -358,9 +366,9 @@ std::string stopVerbose(int verbosity) {
   dup2(state.saved, STDOUT_FILENO);
   close(state.saved);
   std::string text;
-  std::rewind(state.file);
   char buffer[4096];
-  for (size_t n = 0; (n = std::fread(buffer, 1, sizeof(buffer), state.file)) > 0;) {
+  const bool at_start = std::fseek(state.file, 0, SEEK_SET) == 0;
+  for (size_t n = 0; at_start && (n = std::fread(buffer, 1, sizeof(buffer), state.file)) > 0;) {
     text.append(buffer, n);
   }
   std::fclose(state.file);

@@ -433,21 +433,6 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   PlanCache::instance().compiled(elapsed.count());
 }
 
-void FusionKernel::runSubgraph(Stack& stack) {
-  if (c10::GradMode::is_enabled() && wantsGradient(stack)) {
-    for (const auto& weight : weights_) {
-      weight->pin();  // autograd saves it for the backward pass
-    }
-  }
-  const WeightsInUse present(weights_);
-  torch::jit::InterpreterState(*fallback_code_).run(stack);
-  for (auto& result : stack) {
-    if (!weights_.empty() && result.isTensor() && findReleasable(result.toTensor())) {
-      result = result.toTensor().clone();  // a view of a weight
-    }
-  }
-}
-
 std::shared_ptr<const Description> FusionKernel::describe(
     ArrayRef<IValue> inputs, const std::vector<Shape>& output_strides) {
   const WeightsInUse present(weights_);
@@ -478,7 +463,32 @@ std::shared_ptr<const Description> FusionKernel::describe(
     eager.push_back(std::move(value));
   }
   recordRun(*subgraph_, std::move(eager), facts);
-  return std::make_shared<const Description>(describePlan(request, output_strides));
+  auto description = describePlan(request, output_strides);
+  if (!weights_.empty()) {
+    // The memory of a weight may be gone when the constant is asked for.
+    for (auto& [id, make] : description.constants) {
+      make = [make = std::move(make), weights = weights_] {
+        const WeightsInUse needed(weights);
+        return make().clone();
+      };
+    }
+  }
+  return std::make_shared<const Description>(std::move(description));
+}
+
+void FusionKernel::runSubgraph(Stack& stack) {
+  if (c10::GradMode::is_enabled() && wantsGradient(stack)) {
+    for (const auto& weight : weights_) {
+      weight->pin();  // autograd saves it for the backward pass
+    }
+  }
+  const WeightsInUse present(weights_);
+  torch::jit::InterpreterState(*fallback_code_).run(stack);
+  for (auto& result : stack) {
+    if (!weights_.empty() && result.isTensor() && findReleasable(result.toTensor())) {
+      result = result.toTensor().clone();  // a view of a weight
+    }
+  }
 }
 
 void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint) {

@@ -34,10 +34,10 @@ struct Code;
 
 namespace llga {
 
+struct Description;
+
 // int on a FusionGroup: its math mode, a dnnl_fpmath_mode_t, whatever the process' is.
 Symbol fpmathModeAttr();
-
-struct Description;
 
 // What, beside the inputs, a plan was compiled for.
 struct Environment {

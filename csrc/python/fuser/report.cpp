@@ -27,16 +27,21 @@ using llga::Event;
 using llga::Layout;
 using torch::jit::Node;
 
-py::dict logicalTensor(const Layout& layout) {
-  std::vector<int64_t> sizes{DNNL_GRAPH_UNKNOWN_DIM};
-  std::vector<int64_t> strides{DNNL_GRAPH_UNKNOWN_DIM};
+// get_dims() throws for an unknown number of dimensions, and nothing else tells of it.
+bool hasRank(const Layout& layout) {
   try {
-    sizes = layout.get_dims();
-    if (layout.get_layout_type() == Layout::layout_type::strided) {
-      strides = layout.get_strides();
-    }
-  } catch (const dnnl::error&) {  // an unknown number of dimensions
+    layout.get_dims();
+    return true;
+  } catch (const dnnl::error&) {
+    return false;
   }
+}
+
+py::dict logicalTensor(const Layout& layout) {
+  const std::vector<int64_t> unknown{DNNL_GRAPH_UNKNOWN_DIM};
+  const bool strided = layout.get_layout_type() == Layout::layout_type::strided;
+  const auto sizes = hasRank(layout) ? layout.get_dims() : unknown;
+  const auto strides = hasRank(layout) && strided ? layout.get_strides() : unknown;
   py::dict result;
   result["id"] = layout.get_id();
   result["dtype"] = llga::nameOf(layout.get_data_type());
@@ -111,6 +116,7 @@ py::list partitions(const Description& description) {
 
 std::vector<size_t> constantIds(const Description& description) {
   std::vector<size_t> ids;
+  ids.reserve(description.constants.size());
   for (const auto& [id, maker] : description.constants) {
     ids.push_back(id);
   }
@@ -176,6 +182,8 @@ void bindReport(py::module_& m) {
       .def_property_readonly("inputs", [](const Description& d) { return d.group_inputs; })
       .def_property_readonly("outputs", [](const Description& d) { return d.group_outputs; })
       .def_property_readonly("constant_ids", &constantIds)
+      .def_property_readonly(
+          "fpmath_mode", [](const Description& d) { return static_cast<int>(d.fpmath_mode); })
       .def(
           "constant", [](const Description& d, size_t id) { return d.constants.at(id)(); },
           py::arg("id"));

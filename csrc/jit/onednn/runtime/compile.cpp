@@ -83,6 +83,7 @@ class PlanCompiler {
     lower();
     indexValues();
     Description result;
+    result.fpmath_mode = request_.fpmath_mode;
     for (const auto& partition : partitions()) {
       auto& part = result.partitions.emplace_back();
       std::unordered_map<size_t, Layout> ports;

@@ -51,6 +51,7 @@ struct Description {
   std::unordered_map<size_t, size_t> group_inputs;
   std::unordered_map<size_t, size_t> group_outputs;
   std::unordered_map<size_t, ConstantMaker> constants;
+  dnnl::fpmath_mode fpmath_mode;
 };
 
 // `output_strides`: by subgraph output, as a call returned them. Throws CompileError.
