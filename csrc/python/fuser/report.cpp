@@ -182,8 +182,8 @@ void bindReport(py::module_& m) {
       .def_property_readonly("inputs", [](const Description& d) { return d.group_inputs; })
       .def_property_readonly("outputs", [](const Description& d) { return d.group_outputs; })
       .def_property_readonly("constant_ids", &constantIds)
-      .def_property_readonly(
-          "fpmath_mode", [](const Description& d) { return static_cast<int>(d.fpmath_mode); })
+      .def_property_readonly("fpmath_mode",
+                             [](const Description& d) { return static_cast<int>(d.fpmath_mode); })
       .def(
           "constant", [](const Description& d, size_t id) { return d.constants.at(id)(); },
           py::arg("id"));
