@@ -25,7 +25,6 @@
 namespace llga {
 namespace {
 
-using torch::jit::Function;
 using torch::jit::GraphFunction;
 using torch::jit::Stack;
 

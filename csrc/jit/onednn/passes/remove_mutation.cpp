@@ -30,15 +30,17 @@ at::Tensor asTarget(const at::Tensor& result, const at::Tensor& target) {
   return result.to(target.scalar_type());
 }
 
-const torch::jit::RegisterOperators registration({torch::jit::Operator(
-    "llga::as_target(Tensor(a) result, Tensor target) -> Tensor(a)",
-    [](Stack& stack) {
-      auto result = asTarget(torch::jit::peek(stack, 0, 2).toTensor(),
-                             torch::jit::peek(stack, 1, 2).toTensor());
-      torch::jit::drop(stack, 2);
-      torch::jit::push(stack, std::move(result));
-    },
-    c10::AliasAnalysisKind::FROM_SCHEMA)});
+void registerAsTarget() {
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      "llga::as_target(Tensor(a) result, Tensor target) -> Tensor(a)",
+      [](Stack& stack) {
+        auto result = asTarget(torch::jit::peek(stack, 0, 2).toTensor(),
+                               torch::jit::peek(stack, 1, 2).toTensor());
+        torch::jit::drop(stack, 2);
+        torch::jit::push(stack, std::move(result));
+      },
+      c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
 
 // Finds the pure nodes that RemoveTensorMutation puts in the place of in-place ones: it asks about
 // each node right before it replaces it, so whatever follows the same predecessor afterwards is
@@ -87,6 +89,7 @@ class Replacements {
 }  // namespace
 
 void removeMutation(const GraphPtr& graph) {
+  registerAsTarget();
   // Lists first: a list that is only appended to becomes one construction, which cat can read.
   torch::jit::RemoveListMutation(graph);
   Replacements replacements;
