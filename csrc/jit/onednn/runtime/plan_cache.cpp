@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/plan_cache.h"
 
 #include "jit/onednn/runtime/packed_weights.h"
+#include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
 
@@ -97,7 +98,7 @@ void PlanCache::shrink() {
       }
     }
     const bool too_many = entries > capacity_entries_;
-    const bool too_big = capacity_bytes_ != 0 && packedBytes() > capacity_bytes_;
+    const bool too_big = capacity_bytes_ != 0 && packedBytes() > capacity_bytes_ + heldBytes();
     // The newest plan always stays, or a small capacity would compile for ever.
     if ((!too_many && !too_big) || victim == nullptr || entries <= 1) {
       return;

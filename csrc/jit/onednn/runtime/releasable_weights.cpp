@@ -9,6 +9,8 @@
 namespace llga {
 namespace {
 
+std::atomic<size_t> held_bytes{0};
+
 struct Registry {
   std::mutex mutex;
   std::unordered_map<const c10::StorageImpl*, ReleasableWeight*> weights;
@@ -54,6 +56,7 @@ at::Tensor ReleasableWeight::make(const at::Tensor& plain) {
 }
 
 ReleasableWeight::~ReleasableWeight() {
+  held_bytes -= packed_ != nullptr ? packed_->bytes() : 0;
   auto& reg = registry();
   const std::lock_guard lock(reg.mutex);
   reg.count -= reg.weights.erase(storage_);
@@ -97,6 +100,7 @@ void ReleasableWeight::packedAs(const at::Tensor& view, const Layout& layout,
   const std::lock_guard lock(mutex_);
   if (packed_ == nullptr && static_cast<size_t>(view.nbytes()) == bytes_) {
     packed_ = std::move(packed);
+    held_bytes += packed_->bytes();
     layout_ = withId(layout, 0);
     view_sizes_ = view.sizes().vec();
     view_strides_ = view.strides().vec();
@@ -141,6 +145,8 @@ ReleasableWeightPtr findReleasable(const at::Tensor& tensor) {
   return it != reg.weights.end() ? ReleasableWeightPtr::reclaim_copy(it->second)
                                  : ReleasableWeightPtr();
 }
+
+size_t heldBytes() { return held_bytes; }
 
 WeightsInUse::WeightsInUse(const std::vector<ReleasableWeightPtr>& weights) : weights_(weights) {
   for (const auto& weight : weights_) {

@@ -69,6 +69,9 @@ using ReleasableWeightPtr = c10::intrusive_ptr<ReleasableWeight>;
 // The weight whose storage `tensor` lies in; null for all other tensors.
 ReleasableWeightPtr findReleasable(const at::Tensor& tensor);
 
+// Bytes of packed weights that releasable ones hold: evicting plans does not free them.
+size_t heldBytes();
+
 // Keeps the memory of some weights present.
 class WeightsInUse {
  public:
