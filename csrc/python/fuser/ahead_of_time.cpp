@@ -14,7 +14,7 @@ using torch::jit::Stack;
 using Examples = std::vector<std::pair<py::tuple, py::dict>>;
 
 std::vector<Stack> stacksOf(const c10::FunctionSchema& schema, const Examples& examples,
-                            std::optional<c10::IValue> self) {
+                            const std::optional<c10::IValue>& self) {
   std::vector<Stack> stacks;
   for (const auto& [args, kwargs] : examples) {
     stacks.push_back(torch::jit::createStackForSchema(
