@@ -267,6 +267,33 @@ def test_statistics_are_dense():
         partition(o, engine.cpu).compile(ins, outs, E)
 
 
+@pytest.mark.parametrize("gaps", [True, False], ids=["gaps", "transposed"])
+def test_rows_of_a_layer_norm(gaps):
+    """oneDNN 3.2 reads both of these as if they were row-major, and so computes nonsense."""
+    x = np.zeros((2, 3, 7), np.float32)[..., :4] if gaps else np.zeros((2, 3, 4), np.float32, "F")
+    x[...] = normal(2, 3, 4)
+    gamma, beta = cases.positive(4), normal(4, seed=1)
+    inputs, shape = [x, gamma, beta], [((2, 3, 4), F32)]
+    if VERSION < (3, 7):
+        with pytest.raises(ValueError, match="src must be dense"):
+            cases.run_one(op.LayerNorm, inputs, shape, {"keep_stats": False})
+    else:
+        (y,) = cases.run_one(op.LayerNorm, inputs, shape, {"keep_stats": False})
+        want = cases.layer_norm(x.astype(float), gamma, beta)
+        np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)
+
+
+def test_what_fails_once_fails_again_with_a_status():
+    """oneDNN 3.7 lets a std::future_error out of the second compilation."""
+    p = cases.relu_graph().get_partitions()[0]
+    ins, outs = [LT(0, F32, [2, 3], LT.any)], [LT(1, F32, [2, 3], LT.strided)]
+    for _ in range(3):
+        with pytest.raises((dg.error, ValueError), match=r"partition\.compile") as e:
+            p.compile(ins, outs, E)
+        if VERSION >= (3, 7):
+            assert isinstance(e.value.status, dg.status)
+
+
 def test_strides_of_sizes_of_1_mean_nothing():
     """Channels last with a width of 1, whose stride a framework may give as anything."""
     x = normal(4, 6, 1, 6)  # N, H, W, C
