@@ -295,16 +295,17 @@ def _input_table(g: graph, inputs: Inputs, needed: list[logical_tensor]) -> dict
                 f"{needed}"
             )
         return {lt.get_id(): a for lt, a in zip(needed, inputs, strict=True)}
-    names = {
-        f"{o.get_name()}:{i}": lt.get_id()
-        for o in g.get_ops()
-        for i, lt in enumerate(o.get_inputs())
-    }
+    ops = g.get_ops()
+    names = {f"{o.get_name()}:{i}": lt.get_id() for o in ops for i, lt in enumerate(o.get_inputs())}
+    ids = {lt.get_id() for o in ops for lt in o.get_inputs() + o.get_outputs()}
     table: dict[int, Any] = {}
     for key, array in inputs.items():
         tid = names.get(key) if isinstance(key, str) else key
-        if tid is None:
-            raise KeyError(f"run: argument 'inputs' names {key!r}, the graph has {list(names)}")
+        if tid not in ids:
+            raise KeyError(
+                f"run: argument 'inputs' names {key!r}, the graph has {list(names)} and the ids "
+                f"{sorted(ids)}"
+            )
         if tid in table:
             raise ValueError(f"run: argument 'inputs' has logical tensor {tid} twice")
         table[tid] = array

@@ -1,6 +1,11 @@
 """What the dnnl_graph tests build on: one-op graphs, and references in numpy (float64)."""
 
+import contextlib
+import os
+from pathlib import Path
+
 import numpy as np
+import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
 import dnnl_graph as dg
@@ -59,6 +64,36 @@ def compile_like(p, inputs=None, eng=None):
         p.get_output_ports(),
         eng or dg.engine(dg.engine.cpu, 0),
     )
+
+
+# Data type -> the flag in /proc/cpuinfo of the processors for which oneDNN has kernels of the
+# common ops, since 3.2. Others may have some.
+NATIVE = {"f32": "sse4_1", "bf16": "avx512bw", "f16": "avx512_fp16"}
+
+
+def is_native(dtype):
+    """Whether oneDNN has to have kernels of this data type here."""
+    if "ONEDNN_MAX_CPU_ISA" in os.environ:
+        return False
+    return NATIVE[dtype] in Path("/proc/cpuinfo").read_text().split()
+
+
+@contextlib.contextmanager
+def kernels_of(dtype, *graphs):
+    """Skip the test if the library has no kernel because the processor has none; fail otherwise.
+
+    It says so when it partitions the graphs, or in an error when it compiles what is inside.
+    """
+    refused = [p for g in graphs for p in g.get_partitions() if not p.is_supported()]
+    try:
+        if refused:
+            assert not is_native(dtype), refused
+            pytest.skip(f"no {dtype} without {NATIVE[dtype]} in oneDNN {VERSION}: {refused}")
+        yield
+    except dg.error as e:
+        if e.status != dg.status.unimplemented or is_native(dtype):
+            raise
+        pytest.skip(f"no {dtype} without {NATIVE[dtype]} in oneDNN {VERSION}: {e}")
 
 
 def relu_graph(shape=(2, 3), layout=LT.strided):

@@ -127,6 +127,59 @@ def test_round_trip_through_a_file(tmp_path):
         y["nothing"]
 
 
+def test_constants_of_several_types_by_id_and_by_name(tmp_path):
+    """int8 weights with f32 around them and a bf16 copy of the result, through a file."""
+
+    def lt(tid, dtype, shape, ptype="variable"):
+        strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+        return {"id": tid, "dtype": dtype, "shape": shape, "stride": strides,
+                "layout_type": "strided", "property_type": ptype}  # fmt: skip
+
+    def quantization(scales, zps, **more):
+        attrs = {
+            "scales": {"type": "f32[]", "value": scales},
+            "zps": {"type": "s64[]", "value": zps},
+            "qtype": {"type": "string", "value": "per_channel" if more else "per_tensor"},
+        }
+        return {**attrs, **{k: {"type": "s64", "value": v} for k, v in more.items()}}
+
+    x8, w8 = lt(0, "u8", [4, 16]), lt(1, "s8", [16, 8], "constant")
+    x, w, bias = lt(2, "f32", [4, 16]), lt(3, "f32", [16, 8]), lt(4, "f32", [8], "constant")
+    y, y8, half = lt(5, "f32", [4, 8]), lt(6, "s8", [4, 8]), lt(7, "bf16", [4, 8])
+    scales = [0.01 + 0.001 * i for i in range(8)]
+    ops = [
+        ("Dequantize", "dq_x", [x8], [x], quantization([0.02], [10])),
+        ("Dequantize", "dq_w", [w8], [w], quantization(scales, [0] * 8, axis=1)),
+        ("MatMul", "fc", [x, w, bias], [y], {}),
+        ("Quantize", "q_y", [y], [y8], quantization([0.5], [3])),
+        ("TypeCast", "cast", [lt(8, "f32", [4, 8], "constant")], [half], {}),
+    ]
+    path = tmp_path / "mixed.json"
+    path.write_text(json.dumps({"engine_kind": "cpu", "graph": [
+        {"id": i, "name": name, "kind": kind, "attrs": attrs, "inputs": ins, "outputs": outs}
+        for i, (kind, name, ins, outs, attrs) in enumerate(ops)
+    ]}))  # fmt: skip
+    g = dg.load(path)
+    a = cases.rng(0).integers(0, 255, (4, 16)).astype(np.uint8)
+    b = cases.rng(1).integers(-64, 64, (16, 8)).astype(np.int8)
+    c, d = normal(8, seed=2), normal(4, 8, seed=3)
+    real = ((a - 10.0) * 0.02) @ (b * np.array(scales)) + c
+    want = np.clip(np.rint(real / 0.5) + 3, -128, 127)
+    for inputs in (
+        {0: a, 1: b, 4: c, 8: d},
+        {np.int64(0): a, 1: b, "fc:2": c, 8: d},
+        {"dq_x:0": a, "dq_w:0": b, "fc:2": c, "cast:0": d},
+    ):
+        out = dg.run(g, inputs)
+        assert np.abs(out["q_y"].astype(float) - want).max() <= 1 and out["q_y"].dtype == np.int8
+        np.testing.assert_allclose(out["cast"].astype(float), d, rtol=2**-8)
+    # Each call takes the constants that it is given.
+    np.testing.assert_allclose(
+        dg.run(g, {**inputs, "cast:0": 2 * d})["cast"].astype(float), 2 * d, rtol=2**-8
+    )
+    assert dg.dump(dg.load(dg.dump(g))) == dg.dump(g)
+
+
 def test_opaque_is_loaded_as_any():
     content = dg.dump(mixed_graph())
     for o in content["graph"]:
@@ -178,6 +231,8 @@ def test_bad_inputs_of_run():
         ({}, ValueError, "'inputs' lacks"),
         ([], ValueError, "'inputs' has 0 arrays"),
         ({"no:0": x}, KeyError, "no:0"),
+        ({77: x}, KeyError, "77"),
+        ({0: x, "clamp:0": x}, ValueError, "logical tensor 0 twice"),
         ({0: x[:1]}, ValueError, r"must have shape \[2, 3\]"),
         ({0: x.astype(np.float64)}, TypeError, "float64"),
         ({0: x.astype(np.int8)}, TypeError, "data type f32"),

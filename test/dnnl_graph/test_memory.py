@@ -147,18 +147,6 @@ def test_zero_size_and_zero_dim():
     np.testing.assert_allclose(y, normal(2, 3) * 2.5)
 
 
-def test_bf16_runs():
-    a = normal(8, 16).astype(ml_dtypes.bfloat16)
-    b = normal(16, 4, seed=1).astype(ml_dtypes.bfloat16)
-    g = cases.one_op(op.MatMul, [a, b], [((8, 4), LT.bf16)])
-    if not g.get_partitions()[0].is_supported():
-        pytest.skip("this CPU has no bf16")
-    y = dg.run(g, {0: a, 1: b})[100]
-    assert y.dtype == ml_dtypes.bfloat16
-    want = a.astype(np.float32) @ b.astype(np.float32)
-    np.testing.assert_allclose(y.astype(np.float32), want, rtol=2e-2, atol=2e-1)
-
-
 def two_convs():
     attrs = {"strides": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1], "dilations": [1, 1]}
     shapes = [(1, 16, 8, 8), (16, 16, 3, 3), (1, 16, 8, 8), (16, 16, 3, 3), (1, 16, 8, 8)]

@@ -54,7 +54,6 @@ std::vector<T> to_list(py::handle value, const where& at, const char* wanted) {
   return result;
 }
 
-// Runs a library call; an error of the library becomes dnnl_graph.error with `context` in front.
 class library_error : public std::exception {
  public:
   library_error(dnnl_status_t status, std::string message)
@@ -67,12 +66,25 @@ class library_error : public std::exception {
   std::string message_;
 };
 
+// Runs a library call; an error of the library becomes dnnl_graph.error with `context` in front. So
+// does a C++ exception that gets out of the library: 3.7 lets a std::future_error out of the
+// second compilation of what it could not compile the first time.
 template <typename F>
 auto call_library(const std::string& context, F&& function) -> decltype(function()) {
   try {
     return function();
   } catch (const dnnl::error& e) {
     throw library_error(e.status, context + ": " + e.what());
+  } catch (const library_error&) {
+    throw;
+  } catch (const py::builtin_exception&) {
+    throw;
+  } catch (const py::error_already_set&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw library_error(dnnl_out_of_memory, context + ": out of memory");
+  } catch (const std::exception& e) {
+    throw library_error(dnnl_runtime_error, context + ": " + e.what());
   }
 }
 
@@ -124,6 +136,10 @@ op_object make_op(const op_record& record);
 
 // Logical tensors (logical_tensor.cpp) ------------------------------------------------------------
 
+int ndims_of(const logical_tensor& lt);  // DNNL_GRAPH_UNKNOWN_NDIMS if unknown
+// Whether the product of the known sizes leaves room for an address: the library computes with them
+// unchecked.
+bool volume_fits(const dims_t& dims);
 bool has_unknown_dim(const logical_tensor& lt);  // or unknown rank
 // Opaque layouts are numbers that only the library can have given out, and it does not check them:
 // asking it about a number it never gave out reads outside its table. These two keep the list.
@@ -132,6 +148,17 @@ void check_layout_known(const logical_tensor& lt, const where& at);
 // Bytes that memory for this logical tensor must have. The layout must be strided or opaque, and
 // all sizes known.
 size_t required_bytes(const logical_tensor& lt, const where& at);
+// With the strides that the sizes of 1 have in a row-major or channels-last layout, if it is one of
+// these. What they are given as means nothing to frameworks, but a lot to the library: 3.7 takes an
+// image for channels last and writes behind it.
+logical_tensor with_usual_strides(const logical_tensor& lt);
+// Without gaps, in any order of the dimensions, as far as is known.
+bool packed(const logical_tensor& lt);
+// Row-major without gaps, as far as is known. Layouts that the library is to choose count as dense.
+bool dense(const logical_tensor& lt);
+// The layout is strided, all is known, and two elements are in the same place. The library takes
+// such an input for a dense one.
+bool overlaps(const logical_tensor& lt);
 // Same memory layout, data type and sizes; id and property do not matter.
 bool same_layout(const logical_tensor& a, const logical_tensor& b);
 

@@ -1,6 +1,7 @@
 // graph: collects ops, checks them as a whole, hands out partitions.
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -17,9 +18,17 @@ namespace {
                       std::string(function) + ": the graph is finalized and takes no changes");
 }
 
-// What the library does not check itself: it drops an op whose id it has seen, and lets the last
-// one of two ops that write the same tensor win.
+// What the library does not check itself: it drops an op whose id it has seen, lets the last one of
+// two ops that write the same tensor win, and takes the first two sizes off those of a filter to
+// find out whether the rest is 1 (when it partitions the graph; all else is checked by compile).
 void check_new_op(const graph_state& state, const op_object& op, const where& at) {
+  if (op.record.kind == op_kind::Convolution && op.record.inputs.size() > 1) {
+    const logical_tensor& weights = op.record.inputs[1];
+    const int ndims = ndims_of(weights);
+    if (ndims >= 0 && ndims < 3) {
+      throw_value(at, "has weights of less than 3 dimensions: " + logical_tensor_text(weights));
+    }
+  }
   for (const auto& known : state.ops) {
     if (known.id == op.record.id) {
       throw_value(at, "has id " + std::to_string(op.record.id) + ", which " + op_text(known) +
@@ -107,6 +116,35 @@ void check_whole(const graph_state& state) {
   }
 }
 
+// oneDNN 3.7 looks for a Dequantize in front of both factors of a convolution as soon as one has
+// it, and follows a null pointer where the other one is an input of the graph. A Wildcard, the op
+// that stands for what is not in the graph, becomes its producer; its partition is left out below.
+void add_missing_producers(graph_state& state) {
+  std::unordered_map<size_t, op_kind> producers;  // tensor id -> kind of op
+  std::unordered_set<size_t> ids;
+  for (const auto& op : state.ops) {
+    ids.insert(op.id);
+    for (const auto& lt : op.outputs) producers.emplace(lt.get_id(), op.kind);
+  }
+  size_t id = std::numeric_limits<size_t>::max();
+  for (const auto& op : state.ops) {
+    if (op.kind != op_kind::Convolution) continue;
+    for (size_t i = 0; i < 2; ++i) {
+      const auto& lt = op.inputs[i];
+      const auto other = producers.find(op.inputs[1 - i].get_id());
+      if (producers.count(lt.get_id()) != 0 || other == producers.end() ||
+          other->second != op_kind::Dequantize) {
+        continue;
+      }
+      while (ids.count(id) != 0) --id;
+      state.handle.add_op(dnnl::graph::op(id, op_kind::Wildcard, {}, {lt}, "input"));
+      ids.insert(id);
+      producers.emplace(lt.get_id(), op_kind::Wildcard);
+      state.hidden.insert(id);
+    }
+  }
+}
+
 std::vector<partition_object> get_partitions(const std::shared_ptr<graph_state>& state,
                                              dnnl::graph::partition::policy policy) {
   const char* function = "graph.get_partitions";
@@ -118,7 +156,12 @@ std::vector<partition_object> get_partitions(const std::shared_ptr<graph_state>&
   });
   std::vector<partition_object> result;
   result.reserve(found.size());
-  for (auto& p : found) result.push_back(partition_object{state, std::move(p)});
+  // The graph is finalized: its ops stay as they are.
+  const std::shared_ptr<const std::vector<op_record>> ops(state, &state->ops);
+  for (auto& p : found) {
+    if (state->hidden.count(p.get_ops().front()) != 0) continue;
+    result.push_back(partition_object{state, ops, std::move(p)});
+  }
   return result;
 }
 
@@ -164,13 +207,17 @@ void bind_graph(py::module_& m) {
           "have\n"
           "a refusal returned as a status instead of raised.\n\n"
           "Raises dnnl_graph.error if the op does not fit the definition of its kind or the graph\n"
-          "is finalized, ValueError for an op id or an output that the graph already has.")
+          "is finalized, ValueError for an op id or an output that the graph already has, or for\n"
+          "weights of a convolution that have less than 3 dimensions.")
       .def(
           "finalize",
           [](const graph_object& self) {
             if (self.state->handle.is_finalized()) return;  // as in C++, nothing happens
             check_whole(*self.state);
-            call_library("graph.finalize", [&] { self.state->handle.finalize(); });
+            call_library("graph.finalize", [&] {
+              add_missing_producers(*self.state);
+              self.state->handle.finalize();
+            });
           },
           "Say that all ops are added; once more does nothing.\n\n"
           "Raises dnnl_graph.error (invalid_graph) for a cycle, or for logical tensors that have\n"

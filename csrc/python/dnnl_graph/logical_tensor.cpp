@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <unordered_set>
 
 #include "arguments.h"
@@ -41,6 +42,37 @@ size_t element_bits(data_type t) {
   return 0;
 }
 
+bool all_known(const logical_tensor& lt) {
+  if (lt.get_layout_type() != layout_type::strided || has_unknown_dim(lt)) return false;
+  const dims_t strides = lt.get_strides();
+  return std::find(strides.begin(), strides.end(), DNNL_GRAPH_UNKNOWN_DIM) == strides.end();
+}
+
+// Strides without gaps; `order` has the dimensions from the outermost to the innermost.
+dims_t dense_strides(const dims_t& dims, const std::vector<size_t>& order) {
+  dims_t strides(dims.size());
+  int64_t step = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    strides[order[i]] = step;
+    step *= std::max<int64_t>(dims[order[i]], 1);
+  }
+  return strides;
+}
+
+// Sizes of 1 aside, whose strides are never used.
+bool same_strides(const dims_t& dims, const dims_t& a, const dims_t& b) {
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] != 1 && a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+std::vector<size_t> row_major(size_t ndims) {
+  std::vector<size_t> order(ndims);
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
 // Number of elements from the first to behind the last one; false if that overflows.
 bool extent(const dims_t& dims, const dims_t& strides, size_t* result) {
   size_t last = 0;
@@ -59,7 +91,7 @@ bool extent(const dims_t& dims, const dims_t& strides, size_t* result) {
     }
   }
   *result = last + 1;
-  return last < (size_t{1} << 58);  // room for the element size, and for the library's own sums
+  return last < (size_t{1} << 58U);  // room for the element size, and for the library's own sums
 }
 
 void check_dims(const dims_t& dims, const where& at) {
@@ -74,15 +106,9 @@ void check_dims(const dims_t& dims, const where& at) {
   }
 }
 
-// Sizes whose product leaves no room for an address: the library computes with them unchecked.
 void check_volume(const dims_t& dims, const where& at) {
-  size_t volume = 1;
-  for (const int64_t d : dims) {
-    if (d == DNNL_GRAPH_UNKNOWN_DIM || d == 0) continue;
-    if (__builtin_mul_overflow(volume, static_cast<size_t>(d), &volume) ||
-        volume >= (size_t{1} << 58)) {
-      throw_value(at, "describes more elements than fit in memory: " + dims_text(dims));
-    }
+  if (!volume_fits(dims)) {
+    throw_value(at, "describes more elements than fit in memory: " + dims_text(dims));
   }
 }
 
@@ -241,6 +267,8 @@ logical_tensor construct(const py::args& args, const py::kwargs& kwargs) {
   return result;
 }
 
+}  // namespace
+
 int ndims_of(const logical_tensor& lt) {
   // The class has no getter for ndims; get_dims throws for an unknown number.
   try {
@@ -249,8 +277,6 @@ int ndims_of(const logical_tensor& lt) {
     return DNNL_GRAPH_UNKNOWN_NDIMS;
   }
 }
-
-}  // namespace
 
 std::string dims_text(const dims_t& dims) {
   std::string text = "[";
@@ -273,6 +299,18 @@ std::string logical_tensor_text(const logical_tensor& lt) {
     text += " " + std::to_string(lt.get_layout_id());
   }
   return text + ", " + name_of(lt.get_property_type()) + ")";
+}
+
+bool volume_fits(const dims_t& dims) {
+  size_t volume = 1;
+  for (const int64_t d : dims) {
+    if (d == DNNL_GRAPH_UNKNOWN_DIM || d == 0) continue;
+    if (__builtin_mul_overflow(volume, static_cast<size_t>(d), &volume) ||
+        volume >= (size_t{1} << 58U)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 bool has_unknown_dim(const logical_tensor& lt) {
@@ -316,20 +354,59 @@ size_t required_bytes(const logical_tensor& lt, const where& at) {
   return call_library(at.function, [&] { return lt.get_mem_size(); });
 }
 
+logical_tensor with_usual_strides(const logical_tensor& lt) {
+  if (!all_known(lt)) return lt;
+  const dims_t dims = lt.get_dims(), strides = lt.get_strides();
+  std::vector<size_t> order = row_major(dims.size());
+  const dims_t rows = dense_strides(dims, order);
+  if (order.size() > 2) std::rotate(order.begin() + 1, order.begin() + 2, order.end());
+  for (const dims_t& usual : {rows, dense_strides(dims, order)}) {
+    if (same_strides(dims, strides, usual)) {
+      return {lt.get_id(), lt.get_data_type(), dims, usual, lt.get_property_type()};
+    }
+  }
+  return lt;
+}
+
+bool packed(const logical_tensor& lt) {
+  if (!all_known(lt)) return true;
+  const dims_t dims = lt.get_dims();
+  size_t reached = 0, volume = 1;
+  for (const int64_t d : dims) volume *= static_cast<size_t>(d);
+  return extent(dims, lt.get_strides(), &reached) && reached == volume;
+}
+
+bool dense(const logical_tensor& lt) {
+  if (!all_known(lt)) return true;
+  const dims_t dims = lt.get_dims();
+  return same_strides(dims, lt.get_strides(), dense_strides(dims, row_major(dims.size())));
+}
+
+bool overlaps(const logical_tensor& lt) {
+  if (!all_known(lt)) return false;
+  const dims_t dims = lt.get_dims(), strides = lt.get_strides();
+  std::vector<std::pair<int64_t, int64_t>> order;  // stride, size
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] == 0) return false;
+    if (dims[i] != 1) order.emplace_back(strides[i], dims[i]);
+  }
+  std::sort(order.begin(), order.end());
+  int64_t end = 1;  // behind the last element of the dimensions so far
+  for (const auto& [stride, size] : order) {
+    if (stride < end) return true;
+    end += (size - 1) * stride;  // fits: the constructor has summed the same up
+  }
+  return false;
+}
+
 bool same_layout(const logical_tensor& a, const logical_tensor& b) {
   if (a.get_data_type() != b.get_data_type() || ndims_of(a) != ndims_of(b) || ndims_of(a) < 0 ||
       a.get_dims() != b.get_dims() || a.get_layout_type() != b.get_layout_type()) {
     return false;
   }
   switch (a.get_layout_type()) {
-    case layout_type::strided: {
-      // The stride of a size 1 is never used.
-      const dims_t dims = a.get_dims(), sa = a.get_strides(), sb = b.get_strides();
-      for (size_t i = 0; i < dims.size(); ++i) {
-        if (dims[i] != 1 && sa[i] != sb[i]) return false;
-      }
-      return true;
-    }
+    case layout_type::strided:
+      return same_strides(a.get_dims(), a.get_strides(), b.get_strides());
     case layout_type::opaque:
       return a.get_layout_id() == b.get_layout_id();
     default:

@@ -31,6 +31,7 @@
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -111,6 +112,7 @@ struct graph_state {
   bool fpmath_apply_to_int = false;
   // Copies, as the library copies an op that is added: later changes to the op do not reach it.
   std::vector<op_record> ops;
+  std::unordered_set<size_t> hidden;  // ids of ops that Python did not add
   // Exclusive: get_partitions. Shared: compile. Taken only without the GIL.
   std::shared_mutex partitioning;
 };
@@ -122,6 +124,7 @@ struct graph_object {
 struct partition_object {
   // Null for a partition made from one op. Declared first: outlives the handle.
   std::shared_ptr<graph_state> graph;
+  std::shared_ptr<const std::vector<op_record>> ops;  // those of the whole graph
   dnnl::graph::partition handle;
 };
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "arguments.h"
+#include "checks.h"
 
 namespace dnnl_graph_py {
 
@@ -23,17 +24,15 @@ std::string ids_text(const std::vector<logical_tensor>& lts) {
   return text + "]";
 }
 
-int rank(const logical_tensor& lt) {
-  try {
-    return static_cast<int>(lt.get_dims().size());
-  } catch (const dnnl::error&) {
-    return DNNL_GRAPH_UNKNOWN_NDIMS;
-  }
-}
-
 bool identical(const logical_tensor& a, const logical_tensor& b) {
   return a.get_id() == b.get_id() && a.get_property_type() == b.get_property_type() &&
          same_layout(a, b);
+}
+
+void check_overlap(const logical_tensor& lt, const where& at) {
+  if (overlaps(lt)) {
+    throw_value(at, "has strides that put two elements in one place: " + logical_tensor_text(lt));
+  }
 }
 
 // The given logical tensors in the order of the ports; each port must be served, by one of its own
@@ -78,10 +77,11 @@ std::vector<logical_tensor> match_ports(const std::vector<logical_tensor>& ports
       throw_value(at, "has no layout type: " + logical_tensor_text(lt));
     }
     check_layout_known(lt, at);
-    if (rank(port) >= 0 && rank(lt) >= 0 && rank(port) != rank(lt)) {
-      throw_value(at, "has " + std::to_string(rank(lt)) + " dimensions for " +
+    if (ndims_of(port) >= 0 && ndims_of(lt) >= 0 && ndims_of(port) != ndims_of(lt)) {
+      throw_value(at, "has " + std::to_string(ndims_of(lt)) + " dimensions for " +
                           logical_tensor_text(port) + " of the partition");
     }
+    check_overlap(lt, at);
     if (inputs) {
       if (has_unknown_dim(lt)) {
         throw_value(at,
@@ -89,7 +89,7 @@ std::vector<logical_tensor> match_ports(const std::vector<logical_tensor>& ports
       }
       if (lt.get_layout_type() == layout_type::strided) required_bytes(lt, at);
     }
-    result.push_back(lt);
+    result.push_back(with_usual_strides(lt));
   }
   return result;
 }
@@ -120,6 +120,10 @@ compiled_partition_object compile(const partition_object& self, const py::object
   const auto ports_out = self.handle.get_output_ports();
   const auto ins = match_ports(ports_in, given_in, true, at_inputs);
   const auto outs = match_ports(ports_out, given_out, false, at_outputs);
+  const auto ids = self.handle.get_ops();
+  const compile_request request{function, *self.ops, ids, ins, outs};
+  check_shapes(request);
+  check_any_layouts(request);
   compiled_before() = true;
   state->handle = call_library(function, [&] {
     return without_gil([&] {
@@ -138,6 +142,7 @@ compiled_partition_object compile(const partition_object& self, const py::object
     for (const auto& lt : outs) {
       state->outputs.push_back(state->handle.query_logical_tensor(lt.get_id()));
       remember_layout(state->outputs.back());
+      check_overlap(state->outputs.back(), at_outputs);  // of sizes that were inferred
     }
   });
   return {std::move(state)};
@@ -174,7 +179,7 @@ std::vector<std::shared_ptr<const tensor_state>> match_tensors(
     const tensor_state& t = *found->state;
     bool fits = same_layout(t.desc, lt);
     if (!fits && t.desc.get_layout_type() != lt.get_layout_type() &&
-        t.desc.get_data_type() == lt.get_data_type() && rank(t.desc) == rank(lt) &&
+        t.desc.get_data_type() == lt.get_data_type() && ndims_of(t.desc) == ndims_of(lt) &&
         t.desc.get_dims() == lt.get_dims()) {
       // An opaque layout may be a plain one after all; only the library can tell. The property is
       // part of its comparison, but has nothing to do with memory.
@@ -222,6 +227,11 @@ void execute(const compiled_partition_object& self, const py::object& stream,
   }
   const auto ins = match_tensors(state->inputs, given_in, false, at_inputs);
   const auto outs = match_tensors(state->outputs, given_out, true, at_outputs);
+  // Without elements to compute there is nothing to do, and 3.2 divides by their number.
+  const bool empty = std::all_of(state->outputs.begin(), state->outputs.end(), [&](const auto& lt) {
+    return required_bytes(lt, at_outputs) == 0;
+  });
+  if (empty) return;
   std::vector<dnnl::graph::tensor> library_in, library_out;
   for (const auto& t : ins) library_in.push_back(t->handle);
   for (const auto& t : outs) library_out.push_back(t->handle);
@@ -264,8 +274,11 @@ void bind_partition(py::module_& m) {
               probe.add_op(*o.handle);
               probe.finalize();
             });
-            return call_library(
-                "partition", [&] { return partition_object{nullptr, partition(*o.handle, kind)}; });
+            // A copy: later changes to the op do not reach the partition.
+            auto ops = std::make_shared<const std::vector<op_record>>(1, o.record);
+            return call_library("partition", [&] {
+              return partition_object{nullptr, std::move(ops), partition(*o.handle, kind)};
+            });
           }),
           py::arg("op"), py::arg("engine_kind"))
       .def(
@@ -301,8 +314,10 @@ void bind_partition(py::module_& m) {
           "Inputs: all sizes known, layout strided, opaque (from another compiled partition) or,\n"
           "to ask which layout is best, any. Outputs: sizes may be unknown and are then inferred;\n"
           "layout any leaves it to the library. query_logical_tensor has the answers.\n\n"
-          "Runs without the GIL. Raises TypeError or ValueError for what does not fit the ports,\n"
-          "dnnl_graph.error if the library cannot compile it.")
+          "Runs without the GIL. Raises TypeError or ValueError for what does not fit the ports, or\n"
+          "does not fit the ops of the partition (sizes, attributes, strides), dnnl_graph.error if\n"
+          "the library cannot compile it: status.unimplemented if it has no kernel for this\n"
+          "processor.")
       .def("__repr__", [](const partition_object& self) {
         std::string ops;
         for (const size_t id : self.handle.get_ops()) {
