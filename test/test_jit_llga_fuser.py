@@ -11,6 +11,7 @@ also runs the models marked `slow`, which a plain `pytest` leaves out.
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import itertools
 import os
@@ -2240,21 +2241,25 @@ def test_optimize_for_inference() -> None:
 
 def test_packed_weights() -> None:
     """Packed once for all shapes, counted, and given back."""
+    gc.collect()
     llga_fuser.clear_cache()
-    assert llga_fuser.cache_info().packed_bytes == 0
+    others = llga_fuser.cache_info().packed_bytes  # of modules that have released their plain copy
+
+    def packed() -> int:
+        return llga_fuser.cache_info().packed_bytes - others
+
     m = net("torch.relu(self.c(x))", c=nn.Conv2d(64, 64, 3, padding=1)).eval()
     script = warmed(m, torch.randn(1, 64, 12, 12))
     weight = 64 * 64 * 9 * 4
-    held = llga_fuser.cache_info().packed_bytes
-    assert weight <= held < 2 * weight
+    assert weight <= packed() < 2 * weight
     with torch.no_grad():
         for size in range(13, 23):
             x = torch.randn(1, 64, size, size)
             assert_same(script(x), m(x))
     # Another shape may ask for another layout, but not for a copy each time.
-    assert llga_fuser.cache_info().packed_bytes < 3 * weight
+    assert packed() < 3 * weight
     llga_fuser.clear_cache()
-    assert llga_fuser.cache_info().packed_bytes == 0
+    assert packed() == 0
     with torch.no_grad():
         assert_same(script(x), m(x), "packed again")
 
@@ -2291,7 +2296,8 @@ print(resident() - start)
 
 
 @pytest.mark.xfail(
-    reason="TorchScript keeps the executors of frozen modules, and they keep the packed weights",
+    reason="TorchScript keeps the executors of frozen modules, and they keep the packed weights; "
+    "what llga_fuser.compile makes is freed (test_compile.py)",
     strict=False,
 )
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
