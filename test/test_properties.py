@@ -257,7 +257,8 @@ def test_random_graphs() -> None:
     before = llga_fuser.cache_info().hits
     compare_some()
     hits = llga_fuser.cache_info().hits - before
-    assert hits > 100, f"hardly anything was fused: {hits} calls of groups"
+    # Which programs are drawn depends on hypothesis' version, what is fused on the processor.
+    assert hits > 20, f"hardly anything was fused: {hits} calls of groups"
 
 
 @pytest.mark.slow
