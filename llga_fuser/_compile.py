@@ -202,16 +202,17 @@ class _Method(nn.Module):
 
 def _twin(example: _Example) -> _Example:
     """A copy for one call: the module may write to it."""
-    return _Example(_copy(example.args), _copy(example.kwargs))
+    return _Example(private_copy(example.args), private_copy(example.kwargs))
 
 
-def _copy(value: Any) -> Any:
+def private_copy(value: Any) -> Any:
+    """A copy of (structures of) tensors that nobody else has, with the same strides."""
     if isinstance(value, dict):
-        return type(value)((k, _copy(v)) for k, v in value.items())
+        return type(value)((k, private_copy(v)) for k, v in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_copy(v) for v in value))
+        return type(value)(*(private_copy(v) for v in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_copy(v) for v in value)
+        return type(value)(private_copy(v) for v in value)
     if not isinstance(value, Tensor):
         return value
     value = value.detach()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llga_fuser import _C
+from llga_fuser._compile import private_copy
 from llga_fuser._fpmath import fpmath_mode
 from llga_fuser._report.collect import describe_arguments, make_report
 from llga_fuser._report.diff import ReportDiff
@@ -90,8 +91,8 @@ def report(
     target: object = module
     if isinstance(target, type) or not callable(target):
         raise TypeError(f"module: expected a module or a function, got {module!r}")
-    copies = tuple(map(_copy, inputs))
-    named = {key: _copy(value) for key, value in kwargs.items()}
+    copies = private_copy(inputs)
+    named = private_copy(kwargs)
     with torch.no_grad(), fusion(True):
         script = _script(module, copies, named, dtype)
         result = make_report(
@@ -158,22 +159,3 @@ def _script(
         example = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
         traced = torch.jit.trace(module, check_trace=False, strict=False, **example)
     return torch.jit.freeze(traced.eval()) if isinstance(traced, nn.Module) else traced
-
-
-def _copy(value: Any) -> Any:
-    """A copy that nobody else has, with the same strides."""
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_copy, value))
-    if isinstance(value, list | tuple):
-        return type(value)(map(_copy, value))
-    if not isinstance(value, Tensor):
-        return value
-    value = value.detach()
-    plain = type(value) is Tensor and value.layout == torch.strided and value.device.type == "cpu"
-    if not plain or value.is_quantized or not value.numel():
-        return value.clone()
-    span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    flat = value.as_strided((span,), (1,), value.storage_offset()).clone()
-    return flat.as_strided(value.shape, value.stride())
