@@ -319,7 +319,8 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _compare(result: Any, expected: Any, index: int) -> None:
+def first_difference(result: Any, expected: Any) -> str:
+    """In words, the first one that rounding does not explain; empty if there is none."""
     ours, theirs = list(_leaves(result)), list(_leaves(expected))
     trouble = ""
     if len(ours) != len(theirs):
@@ -328,6 +329,11 @@ def _compare(result: Any, expected: Any, index: int) -> None:
         if not trouble and isinstance(a, Tensor) and isinstance(e, Tensor):
             difference = _difference(a, e)
             trouble = f"output {i} has {difference}" if difference else ""
+    return trouble
+
+
+def _compare(result: Any, expected: Any, index: int) -> None:
+    trouble = first_difference(result, expected)
     if trouble:
         raise RuntimeError(
             f"example_inputs[{index}]: the compiled module gives {trouble}. A trace keeps the "

@@ -1,0 +1,136 @@
+"""What `llga_fuser.quantize` can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.ao.quantization import (
+    HistogramObserver,
+    MinMaxObserver,
+    ObserverBase,
+    PerChannelMinMaxObserver,
+)
+
+__all__ = ["QuantizationConfig"]
+
+Observer = Literal["histogram", "minmax"]
+Scheme = Literal["affine", "symmetric"]
+Granularity = Literal["per_channel", "per_tensor"]
+Capture = Literal["auto", "fx", "export"]
+
+# Instruction sets, by oneDNN's names, that add products of 8-bit numbers in 32 bits (VNNI, AMX).
+# The others add pairs of them in 16 bits (VPMADDUBSW), which saturate: 2 * 255 * 127 > 2 ** 15 - 1.
+_WIDE_SUMS = ("vnni", "bf16", "fp16", "amx")
+
+
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """How `llga_fuser.quantize` chooses scales, zero points and what stays in float.
+
+    Weights are always qint8 and symmetric, from -128 to 127 with the zero point 0.
+
+    Attributes:
+        observer: how the range of an activation is taken from the calibration batches:
+            "histogram" looks for the range with the least squared error
+            (`torch.ao.quantization.HistogramObserver`), "minmax" takes the smallest and the largest
+            value met (`MinMaxObserver`).
+        activation_dtype: `torch.quint8` (0 to 255) or `torch.qint8` (-128 to 127). The second
+            operand of a matrix product of two activations is always qint8 and symmetric, as oneDNN
+            asks for it.
+        activation_scheme: "affine" has a zero point, "symmetric" puts it into the middle of the
+            range (0 for qint8, 128 for quint8).
+        weight_granularity: "per_channel" has a scale for each output channel, "per_tensor" one for
+            all. Transposed convolutions always have one (torch.ao's flow knows no other).
+        reduce_range: activations of 7 bits instead of 8. None: where the processor adds products of
+            8-bit numbers in 16 bits, which can saturate (`llga_fuser.show_config()` names an
+            instruction set without VNNI: sse41, avx2, avx512_core).
+        keep_float: what is not quantized: types of modules (with all that is inside), names of
+            modules as in `net.named_modules()`, and functions such as `torch.matmul`.
+        capture: how the graph is found: "fx" by `torch.fx` symbolic tracing and torch.ao's FX flow,
+            "export" by `torch.export`, "auto" by the first of them that takes the module.
+
+    Raises:
+        TypeError: a field has the wrong type; the message names it.
+        ValueError: a field has a value that is not among those above.
+    """
+
+    observer: Observer = "histogram"
+    activation_dtype: torch.dtype = torch.quint8
+    activation_scheme: Scheme = "affine"
+    weight_granularity: Granularity = "per_channel"
+    reduce_range: bool | None = None
+    keep_float: tuple[type[nn.Module] | str | Callable[..., Any], ...] = ()
+    capture: Capture = "auto"
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("observer", get_args(Observer)),
+            ("activation_dtype", (torch.quint8, torch.qint8)),
+            ("activation_scheme", get_args(Scheme)),
+            ("weight_granularity", get_args(Granularity)),
+            ("reduce_range", (None, True, False)),
+            ("capture", get_args(Capture)),
+        ):
+            value = getattr(self, name)
+            if not any(type(value) is type(choice) and value == choice for choice in choices):
+                wanted = ", ".join(map(repr, choices))
+                raise ValueError(f"{name}: expected one of {wanted}, got {value!r}")
+        if not isinstance(self.keep_float, tuple):
+            raise TypeError(
+                "keep_float: expected a tuple of types of modules, names of modules and functions, "
+                f"got {type(self.keep_float).__name__}"
+            )
+        for index, item in enumerate(self.keep_float):
+            wrong = isinstance(item, type) and not issubclass(item, nn.Module)
+            if wrong or isinstance(item, nn.Module) or not (isinstance(item, str) or callable(item)):
+                raise TypeError(
+                    f"keep_float[{index}]: expected a type of modules, the name of a module or a "
+                    f"function, got {item if wrong else type(item).__name__}"
+                )
+
+    @property
+    def float_types(self) -> tuple[type[nn.Module], ...]:
+        """The types in `keep_float`."""
+        return tuple(item for item in self.keep_float if isinstance(item, type))
+
+    @property
+    def float_names(self) -> tuple[str, ...]:
+        """The names in `keep_float`."""
+        return tuple(item for item in self.keep_float if isinstance(item, str))
+
+    @property
+    def float_functions(self) -> tuple[Callable[..., Any], ...]:
+        """The functions in `keep_float`."""
+        return tuple(i for i in self.keep_float if not isinstance(i, (type, str)))
+
+    def reduces_range(self) -> bool:
+        """`reduce_range`, or what this processor needs."""
+        if self.reduce_range is not None:
+            return self.reduce_range
+        from llga_fuser import _C
+
+        isa = str(_C.runtime_info()["isa"])
+        return not any(name in isa for name in _WIDE_SUMS)
+
+    def activation_observer(self, *, second_operand: bool = False) -> ObserverBase:
+        """A new observer of activations."""
+        kind = {"histogram": HistogramObserver, "minmax": MinMaxObserver}[self.observer]
+        symmetric = second_operand or self.activation_scheme == "symmetric"
+        made: ObserverBase = kind(
+            dtype=torch.qint8 if second_operand else self.activation_dtype,
+            qscheme=torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine,
+            reduce_range=self.reduces_range(),
+        )
+        return made
+
+    def weight_observer(self, *, per_channel: bool = True, axis: int = 0) -> Any:
+        """What makes observers of weights."""
+        if per_channel and self.weight_granularity == "per_channel":
+            return PerChannelMinMaxObserver.with_args(
+                dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=axis
+            )
+        return MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
