@@ -48,6 +48,8 @@ class QuantizationConfig:
         reduce_range: activations of 7 bits instead of 8. None: where the processor adds products of
             8-bit numbers in 16 bits, which can saturate (`llga_fuser.show_config()` names an
             instruction set without VNNI: sse41, avx2, avx512_core).
+        bias_correction: take what rounding the weights adds to the mean of each output channel off
+            the biases. Needs at least two samples; up to 32 are used.
         keep_float: what is not quantized: types of modules (with all that is inside), names of
             modules as in `net.named_modules()`, and functions such as `torch.matmul`.
         capture: how the graph is found: "fx" by `torch.fx` symbolic tracing and torch.ao's FX flow,
@@ -63,6 +65,7 @@ class QuantizationConfig:
     activation_scheme: Scheme = "affine"
     weight_granularity: Granularity = "per_channel"
     reduce_range: bool | None = None
+    bias_correction: bool = True
     keep_float: tuple[type[nn.Module] | str | Callable[..., Any], ...] = ()
     capture: Capture = "auto"
 
@@ -73,6 +76,7 @@ class QuantizationConfig:
             ("activation_scheme", get_args(Scheme)),
             ("weight_granularity", get_args(Granularity)),
             ("reduce_range", (None, True, False)),
+            ("bias_correction", (True, False)),
             ("capture", get_args(Capture)),
         ):
             value = getattr(self, name)

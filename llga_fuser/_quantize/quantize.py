@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from llga_fuser._compile import first_difference, private_copy
 from llga_fuser._quantize.batches import Batches
+from llga_fuser._quantize.bias import ChannelMeans, correct_biases
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.export import ExportFlow
 from llga_fuser._quantize.functions import quantize_per_tensor
 from llga_fuser._quantize.fx import WHOLE, FxFlow
+from llga_fuser._quantize.ops import Kind, kind_of
 from llga_fuser._quantize.placement import find_places, insert_observers, replace_observers
 from llga_fuser._quantize.progress import Progress
 
 __all__ = ["quantize"]
+
+# For bias correction, which holds the values of all of them at once.
+_SAMPLES = 32
 
 # Symbolic tracing patches what it traces through.
 _lock = threading.Lock()
@@ -94,16 +100,29 @@ def quantize(
                         "layer or matrix product"
                         + (" that keep_float does not exclude" if config.keep_float else "")
                     )
+                weighted = [n for n in flow.net.graph.nodes if _has_weights(n, flow, modules)]
                 observed = insert_observers(flow.net, places, config, modules)
             show("batch", 1)
             _compare(flow.net(**private_copy(first)), net(**private_copy(first)))
-            for number, arguments in enumerate(batches, 2):
+            means = ChannelMeans(flow.net, [n.name for n in weighted])
+            kept: list[dict[str, Any]] = []
+            samples = 0
+            for number, arguments in enumerate(itertools.chain([first], batches), 1):
                 show("batch", number)
-                flow.net(**private_copy(arguments))
+                if config.bias_correction and samples < _SAMPLES:
+                    kept.append(private_copy(arguments))
+                    samples += _batch_size(arguments)
+                    means.run(private_copy(arguments))
+                else:
+                    flow.net(**private_copy(arguments))
             show(f"find ranges of {len({id(o.observer) for o in observed})} values")
             with _lock:
                 replace_observers(flow.net, quantize_per_tensor)
-                return flow.convert().eval()
+                result = flow.convert().eval()
+            if kept:
+                show("correct biases")
+                correct_biases(result, means, kept)
+            return result
     finally:
         show.clear()
 
@@ -175,6 +194,15 @@ def _capture(net: nn.Module, arguments: dict[str, Any], config: QuantizationConf
         "module that is named in the traceback in float (config.keep_float), or quantize a part "
         "of the network"
     ) from causes[-1]
+
+
+def _has_weights(node: Node, flow: _Flow, modules: dict[str, nn.Module]) -> bool:
+    return kind_of(node, modules) in (Kind.CONVOLUTION, Kind.LINEAR) and flow.is_quantized(node)
+
+
+def _batch_size(arguments: dict[str, Any]) -> int:
+    """The first size of the first tensor."""
+    return next((len(v) for v in arguments.values() if isinstance(v, Tensor) and v.dim()), 1)
 
 
 def _first_line(error: Exception) -> str:
