@@ -50,12 +50,14 @@ class Batches:
         raise ValueError("calibration_batches: expected at least one batch, got none")
 
     def _arguments(self, batch: Any, name: str) -> dict[str, Any]:
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
         if isinstance(batch, Tensor):
-            args, kwargs = (batch,), {}
+            args = (batch,)
         elif isinstance(batch, tuple):
-            args, kwargs = batch, {}
+            args = batch
         elif isinstance(batch, Mapping):
-            args, kwargs = (), dict(batch)
+            kwargs = dict(batch)
         else:
             hint = "; make it a tuple" if isinstance(batch, list) else ""
             raise TypeError(

@@ -1,4 +1,4 @@
-"""Bias correction: what rounding weights adds to the mean of a layer's output is taken off its bias.
+"""Bias correction: what rounding adds to the mean of a layer's output is taken off its bias.
 
 Behind a ReLU inputs are positive, so the errors of rounded weights do not cancel: each output
 channel moves by a constant, which the next layers see as a signal. Layer after layer, in the order
@@ -70,9 +70,7 @@ class _Recorder(Interpreter):
             handle.remove()
 
 
-def correct_biases(
-    net: GraphModule, expected: ChannelMeans, batches: list[dict[str, Any]]
-) -> None:
+def correct_biases(net: GraphModule, expected: ChannelMeans, batches: list[dict[str, Any]]) -> None:
     """Changes the biases of a quantized network, and adds them where there are none.
 
     Args:
@@ -81,7 +79,11 @@ def correct_biases(
         batches: run side by side, so that each layer sees inputs that are corrected already.
     """
     seen: list[Tensor] = []
-    runs = [_Recorder(net, lambda _, output, axis: seen.append(_means(output, axis))) for _ in batches]
+
+    def show(_: Node, output: Tensor, axis: int) -> None:
+        seen.append(_means(output, axis))
+
+    runs = [_Recorder(net, show) for _ in batches]
     for run, arguments in zip(runs, batches, strict=True):
         run.env = {}
         run.args_iter = iter(net.graph.process_inputs(*arguments.values()))

@@ -15,6 +15,8 @@ from torch.ao.quantization import (
     PerChannelMinMaxObserver,
 )
 
+from llga_fuser._quantize.observers import PairedMinMaxObserver, PairedPerChannelMinMaxObserver
+
 __all__ = ["QuantizationConfig"]
 
 Observer = Literal["histogram", "minmax"]
@@ -45,9 +47,12 @@ class QuantizationConfig:
             range (0 for qint8, 128 for quint8).
         weight_granularity: "per_channel" has a scale for each output channel, "per_tensor" one for
             all. Transposed convolutions always have one (torch.ao's flow knows no other).
-        reduce_range: activations of 7 bits instead of 8. None: where the processor adds products of
-            8-bit numbers in 16 bits, which can saturate (`llga_fuser.show_config()` names an
-            instruction set without VNNI: sse41, avx2, avx512_core).
+        reduce_range: choose weights such that sums of two 8-bit products fit into 16 bits, where
+            processors without VNNI add them: the scale of a channel makes neighbouring weights at
+            most 128 together, and second operands of matrix products have 7 bits. (torch.ao's
+            `reduce_range` takes a bit from all activations instead, which costs more accuracy.)
+            None: where this processor needs it (`llga_fuser.show_config()` names an instruction
+            set without VNNI: sse41, avx2, avx512_core).
         bias_correction: take what rounding the weights adds to the mean of each output channel off
             the biases. Needs at least two samples; up to 32 are used.
         keep_float: what is not quantized: types of modules (with all that is inside), names of
@@ -90,7 +95,11 @@ class QuantizationConfig:
             )
         for index, item in enumerate(self.keep_float):
             wrong = isinstance(item, type) and not issubclass(item, nn.Module)
-            if wrong or isinstance(item, nn.Module) or not (isinstance(item, str) or callable(item)):
+            if (
+                wrong
+                or isinstance(item, nn.Module)
+                or not (isinstance(item, str) or callable(item))
+            ):
                 raise TypeError(
                     f"keep_float[{index}]: expected a type of modules, the name of a module or a "
                     f"function, got {item if wrong else type(item).__name__}"
@@ -127,14 +136,17 @@ class QuantizationConfig:
         made: ObserverBase = kind(
             dtype=torch.qint8 if second_operand else self.activation_dtype,
             qscheme=torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine,
-            reduce_range=self.reduces_range(),
+            reduce_range=second_operand and self.reduces_range(),
         )
         return made
 
-    def weight_observer(self, *, per_channel: bool = True, axis: int = 0) -> Any:
+    def weight_observer(self, *, per_channel: bool = True) -> Any:
         """What makes observers of weights."""
+        paired = self.reduces_range()
         if per_channel and self.weight_granularity == "per_channel":
-            return PerChannelMinMaxObserver.with_args(
-                dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=axis
+            channels = PairedPerChannelMinMaxObserver if paired else PerChannelMinMaxObserver
+            return channels.with_args(
+                dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=0
             )
-        return MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+        kind = PairedMinMaxObserver if paired else MinMaxObserver
+        return kind.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)

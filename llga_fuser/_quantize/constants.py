@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -31,7 +33,7 @@ def put_weight(net: GraphModule, place: Node, quantized: Tensor) -> Node:
         return net.graph.call_method("dequantize", (net.graph.get_attr(name),))
 
 
-def quantize_weight(weight: Tensor, observer: torch.ao.quantization.ObserverBase) -> Tensor:
+def quantize_weight(weight: Tensor, observer: Any) -> Tensor:
     """Per channel or per tensor, as the observer is."""
     observer(weight)
     scale, zero_point = observer.calculate_qparams()

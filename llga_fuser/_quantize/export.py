@@ -24,7 +24,7 @@ _WEIGHT = 1
 class ExportFlow:
     """A copy of a module on its way to 8 bits, as a graph of `torch.ops.aten`.
 
-    Sizes are left open where the module's code leaves them open. A size of 1 in the example stays 1.
+    Sizes are left open where the module's code leaves them open; a 1 in the example stays a 1.
     """
 
     def __init__(

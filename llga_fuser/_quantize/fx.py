@@ -110,8 +110,8 @@ def _mapping(config: QuantizationConfig) -> QConfigMapping:
         nn.functional.conv_transpose2d,
         nn.functional.conv_transpose3d,
     )
-    for kind in (*_TRANSPOSED, *functions):
-        mapping.set_object_type(kind, whole)
+    for transposed in (*_TRANSPOSED, *functions):
+        mapping.set_object_type(transposed, whole)
     for kind in (*config.float_types, *config.float_functions):
         mapping.set_object_type(kind, None)
     for name in config.float_names:

@@ -41,30 +41,25 @@ class Kind(enum.Enum):
     OTHER = enum.auto()  # float
 
 
-_BY_NAME = {
-    **dict.fromkeys(
-        ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        Kind.CONVOLUTION,
+_NAMES = {
+    Kind.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    Kind.LINEAR: "linear",
+    Kind.MATMUL: "matmul bmm",
+    Kind.ADD: "add iadd",
+    Kind.ELEMENTWISE: (
+        "relu relu6 hardtanh clamp clamp_min clamp_max leaky_relu elu gelu silu mish hardswish "
+        "hardsigmoid tanh mul imul batch_norm"
     ),
-    "linear": Kind.LINEAR,
-    **dict.fromkeys(("matmul", "bmm"), Kind.MATMUL),
-    **dict.fromkeys(("add", "iadd"), Kind.ADD),
-    **dict.fromkeys(
-        ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "leaky_relu", "elu")
-        + ("gelu", "silu", "mish", "hardswish", "hardsigmoid", "tanh", "mul", "imul", "batch_norm"),
-        Kind.ELEMENTWISE,
+    Kind.SAME_RANGE: (
+        "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+        "adaptive_avg_pool2d adaptive_avg_pool3d cat concat view reshape flatten unflatten squeeze "
+        "unsqueeze permute transpose t swapaxes movedim expand contiguous clone detach chunk split "
+        "getitem slice select pixel_shuffle channel_shuffle dropout dropout2d identity "
+        "stochastic_depth"
     ),
-    **dict.fromkeys(
-        ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
-        + ("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "cat", "concat")
-        + ("view", "reshape", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "t")
-        + ("contiguous", "chunk", "split", "getitem", "slice", "select", "dropout", "identity")
-        + ("clone", "detach", "dropout2d", "swapaxes", "movedim", "expand", "channel_shuffle")
-        + ("pixel_shuffle", "unflatten", "stochastic_depth"),
-        Kind.SAME_RANGE,
-    ),
-    **dict.fromkeys(("softmax", "sigmoid"), Kind.UNIT_RANGE),
+    Kind.UNIT_RANGE: "softmax sigmoid",
 }
+_BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 # Results of these are tuples: their elements are quantized instead.
 TUPLES = frozenset({"chunk", "split"})
@@ -78,7 +73,7 @@ _MODULES: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
     nn.SiLU: "silu",
     nn.ELU: "elu",
-    **{c: "batch_norm" for c in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "batch_norm"),
 }
 
 
@@ -123,9 +118,9 @@ def use_results_of_in_place_ops(net: GraphModule) -> None:
     for node in net.graph.nodes:
         if not node.args or not isinstance(node.args[0], Node) or not _writes(node, modules):
             continue
-        node.args[0].replace_all_uses_with(
-            node, delete_user_cb=lambda user, here=order[node]: order[user] > here
-        )
+        written = node.args[0]
+        for user in [u for u in written.users if order[u] > order[node]]:
+            user.replace_input_with(written, node)
     net.recompile()
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def find_places(
     Args:
         graph: of float operators.
         modules: by name, those that `graph` calls.
-        is_quantized: whether an operator that could have 8-bit inputs (and weights) is to have them.
+        is_quantized: whether an operator that could have 8-bit inputs and weights is to have them.
     """
     kinds = {n: kind_of(n, modules) for n in graph.nodes}
     names = {n: describe(n, modules) for n in graph.nodes}
@@ -150,12 +151,14 @@ def _is_plain_sum(node: Node) -> bool:
         len(operands) == 2
         and all(isinstance(a, Node) for a in operands)
         and operands[0] is not operands[1]
-        and node.kwargs.get("alpha", 1) == 1
+        and bool(node.kwargs.get("alpha", 1) == 1)
         and len(node.args) == 2
     )
 
 
-def _fused_operand(node: Node, kinds: Mapping[Node, Kind], order: Mapping[Node, int]) -> Node | None:
+def _fused_operand(
+    node: Node, kinds: Mapping[Node, Kind], order: Mapping[Node, int]
+) -> Node | None:
     """The operand of a sum that a convolution computes last before it, and nobody else reads."""
     if kinds.get(node) is not Kind.ADD or not _is_plain_sum(node):
         return None
@@ -211,7 +214,7 @@ def _observer(
     modules: Mapping[str, nn.Module],
 ) -> ObserverBase:
     second = not places.second.isdisjoint(group)
-    observer = config.activation_observer(second_operand=second)
+    observer: Any = config.activation_observer(second_operand=second)
     sources = [n for n in group if kind_of(n, modules) is not Kind.SAME_RANGE]
     if sources and all(kind_of(n, modules) is Kind.UNIT_RANGE for n in sources):
         # From 0 to 1 by definition: nothing to measure.
@@ -264,8 +267,8 @@ def _parameters(observe: Observe) -> tuple[float, int]:
         seen = isinstance(observer.min_val, Tensor) and bool(observer.min_val.isfinite().all())
         if not seen:
             raise RuntimeError(
-                f"calibration_batches: no batch has reached {observe.place}, whose range is needed; "
-                "pass batches that run all branches, or keep its module in float (keep_float)"
+                f"calibration_batches: no batch has reached {observe.place}, whose range is "
+                "needed; pass batches that run all branches, or keep its module in float (keep_float)"
             )
     if isinstance(observer, HistogramObserver) and bool(observer.min_val == observer.max_val):
         # A constant: nothing to search, and its histogram has one bin only.

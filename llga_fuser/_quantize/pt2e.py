@@ -19,7 +19,6 @@ __all__ = ["from_pt2e"]
 
 # 8-bit integers by the data type of quantized tensors that are made of them.
 _QUANTIZED = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
-_OURS = (torch.ops.aten.quantize_per_tensor, torch.ops.aten.dequantize)
 
 
 def from_pt2e(converted: nn.Module | torch.export.ExportedProgram) -> GraphModule:
@@ -30,7 +29,9 @@ def from_pt2e(converted: nn.Module | torch.export.ExportedProgram) -> GraphModul
     `quantized_decomposed::quantize_per_tensor` and `dequantize_per_tensor` become
     `aten::quantize_per_tensor` and `aten::dequantize`, and integer weights become quantized
     constants: `torch.jit.freeze` would expand them to float otherwise. A quantization to less than
-    the whole range of its data type becomes a clamp and a quantization. The numbers stay the same.
+    the whole range of its data type becomes a clamp and a quantization. The numbers stay the same,
+    but for values in the middle between two steps (behind average pools), which may be rounded to
+    the other one.
 
     Args:
         converted: the module from `convert_pt2e`, or a program exported from it. Not changed.
@@ -60,15 +61,16 @@ def from_pt2e(converted: nn.Module | torch.export.ExportedProgram) -> GraphModul
             "convert_pt2e on it first"
         )
     found = 0
+    quantized: dict[Node, Node] = {}
     for node in list(net.graph.nodes):
         name = _decomposed(node)
         if name.startswith("dequantize"):
-            _replace(net, node, name)
+            _replace(net, node, name, quantized)
             found += 1
     if not found:
         raise ValueError(
-            "converted: has no quantized_decomposed operator; was it prepared (prepare_pt2e) with a "
-            "quantizer that knows its operators?"
+            "converted: has no quantized_decomposed operator; was it prepared (prepare_pt2e) with "
+            "a quantizer that knows its operators?"
         )
     net.graph.eliminate_dead_code()
     remaining = [n for n in net.graph.nodes if _decomposed(n)]
@@ -91,8 +93,8 @@ def _decomposed(node: Node) -> str:
     return describe(node, {}) if node.op == "call_function" and known else ""
 
 
-def _replace(net: GraphModule, node: Node, name: str) -> None:
-    """One dequantization, with the quantization or the constant before it."""
+def _replace(net: GraphModule, node: Node, name: str, quantized: dict[Node, Node]) -> None:
+    """One dequantization, with the quantization (if it is not `quantized` yet) or the constant."""
     source = node.args[0]
     assert isinstance(source, Node)
     before = _decomposed(source)
@@ -106,9 +108,13 @@ def _replace(net: GraphModule, node: Node, name: str) -> None:
             weight = source.args[0]
             if not isinstance(weight, Node) or weight.op != "get_attr":
                 raise ValueError(f"converted: {source.name} quantizes an activation per channel")
-            result = put_weight(net, node, _constant(net, node, name, attribute(net, weight.target)))
+            value = attribute(net, str(weight.target))
+            result = put_weight(net, node, _constant(net, node, name, value))
         else:
-            result = _activation(net, source, node)
+            if source not in quantized:
+                quantized[source] = _quantized(net, source)
+            with net.graph.inserting_before(node):
+                result = net.graph.call_method("dequantize", (quantized[source],))
     else:
         return
     node.replace_all_uses_with(result)
@@ -122,31 +128,33 @@ def _known(net: GraphModule, value: object) -> object:
     return value.tolist() if isinstance(value, Tensor) else value
 
 
-def _activation(net: GraphModule, source: Node, node: Node) -> Node:
+def _quantized(net: GraphModule, source: Node) -> Node:
+    """The quantization of an activation, right behind the one that it replaces."""
     scale, zero_point, low, high, dtype = (_known(net, a) for a in source.args[1:6])
     _check_scales(source, [scale])
     quantized = _dtype(source, dtype)
+    assert isinstance(scale, float) and isinstance(zero_point, int)
+    assert isinstance(low, int) and isinstance(high, int) and isinstance(dtype, torch.dtype)
     value: Any = source.args[0]
     limits = torch.iinfo(dtype)
-    with net.graph.inserting_before(node):
+    with net.graph.inserting_before(source):
         if (low, high) != (limits.min, limits.max):
             ends = (scale * (low - zero_point), scale * (high - zero_point))
             value = net.graph.call_function(torch.clamp, (value, *ends))
-        made = net.graph.call_function(quantize_per_tensor, (value, scale, zero_point, quantized))
-        return net.graph.call_method("dequantize", (made,))
+        args = (value, scale, zero_point, quantized)
+        return net.graph.call_function(quantize_per_tensor, args)
 
 
 def _constant(net: GraphModule, node: Node, name: str, weight: object = None) -> Tensor:
     """The quantized tensor of integer weights, or of float ones that are still to be rounded."""
     assert isinstance(node.args[0], Node)
-    scales, zero_points = (_known(net, a) for a in node.args[1:3])
-    rest = [_known(net, a) for a in node.args[3:]]
+    scales: Any
+    zero_points: Any
+    scales, zero_points, *rest = (_known(net, a) for a in node.args[1:])
     _check_scales(node, scales if isinstance(scales, list) else [scales])
-    if name.endswith("per_channel"):
-        axis, low, high, dtype = rest[:4]
-    else:
-        axis, (low, high, dtype) = None, rest[:3]
-    quantized = _dtype(node, dtype)
+    axis: Any = rest.pop(0) if name.endswith("per_channel") else None
+    low, high, dtype = rest[:3]
+    _dtype(node, dtype)
     stored: Any = attribute(net, str(node.args[0].target)) if weight is None else weight
     if axis is None:
         if weight is not None:
@@ -160,7 +168,6 @@ def _constant(net: GraphModule, node: Node, name: str, weight: object = None) ->
         stored = torch.ops.quantized_decomposed.quantize_per_channel(
             weight, scale, zero_point, axis, low, high, dtype
         )
-    del quantized
     return torch._make_per_channel_quantized_tensor(stored, scale, zero_point, axis)
 
 

@@ -54,7 +54,7 @@ def quantize(
     convolutions, linear layers and matrix products have; these get 8-bit inputs and weights, and
     values between them are kept in 8 bits. What else there is computes in float. The graph is found
     by `torch.fx` and torch.ao's FX flow (`prepare_fx`, `convert_to_reference_fx`) with
-    `get_onednn_backend_config()`, or by `torch.export` where symbolic tracing can't take the module.
+    `get_onednn_backend_config()`, or by `torch.export` where symbolic tracing fails.
 
     Args:
         net: a module in eval mode with float32 weights. It is not changed.
@@ -96,8 +96,8 @@ def quantize(
                 places = find_places(flow.net.graph, modules, flow.is_quantized)
                 if not places.groups:
                     raise ValueError(
-                        f"net: {type(net).__name__} has nothing to quantize: no convolution, linear "
-                        "layer or matrix product"
+                        f"net: {type(net).__name__} has nothing to quantize: no convolution, "
+                        "linear layer or matrix product"
                         + (" that keep_float does not exclude" if config.keep_float else "")
                     )
                 weighted = [n for n in flow.net.graph.nodes if _has_weights(n, flow, modules)]
@@ -160,7 +160,9 @@ def _check_module(net: Any, config: QuantizationConfig) -> None:
                 "float32 module, and compile the result with dtype=torch.bfloat16"
             )
         if parameter.device.type != "cpu":
-            raise ValueError(f"net: expected parameters on the CPU, {name} is on {parameter.device}")
+            raise ValueError(
+                f"net: expected parameters on the CPU, {name} is on {parameter.device}"
+            )
     names = {name for name, _ in net.named_modules()}
     unknown = [name for name in config.float_names if name not in names]
     if unknown:
