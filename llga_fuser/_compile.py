@@ -98,13 +98,13 @@ def compile(  # noqa: A001
         with _lock, _quiet(), torch.jit.optimized_execution(True):  # type: ignore[attr-defined]
             script, ours = _script(target, examples[0], autocast, strict)
         calls = [_twin(example) for example in examples]
+        quantized = bool(script.graph.findAllNodes("aten::quantize_per_tensor"))
         if isinstance(script, torch.jit.ScriptModule):
             made = torch.jit._recursive.wrap_cpp_module(
                 _C.compile_module(script._c, calls, ours, release_weights, math)
             )
         else:
             made = _C.compile_function(script, calls, ours, release_weights, math)
-        quantized = bool(script.graph.findAllNodes("aten::quantize_per_tensor"))
         del script
         for index, example in enumerate(examples):
             args, kwargs = _twin(example)

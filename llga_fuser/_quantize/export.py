@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.constants import attribute, put_weight, quantize_weight
@@ -48,7 +50,7 @@ class ExportFlow:
         self._config = config
         use_results_of_in_place_ops(self.net)
         _fold_batch_norms(self.net)
-        self._float_modules = _names_in_float(net, config)
+        self._float_modules = set(config.names_in_float(net))
 
     def modules(self) -> dict[str, nn.Module]:
         """Those that the graph calls, by name."""
@@ -96,7 +98,36 @@ def plain_module(exported: nn.Module) -> GraphModule:
         if (checks or str(node.target) == "_guards_fn") and not node.users:
             exported.graph.erase_node(node)
     exported.graph.eliminate_dead_code()
+    for node in list(exported.graph.nodes):
+        _keep_sizes_open(exported.graph, node)
     return GraphModule(exported, exported.graph).eval()
+
+
+def _keep_sizes_open(graph: Graph, node: Node) -> None:
+    """Spells sizes as a trace can follow them: it takes those of `torch.ops` for constants."""
+    if not isinstance(node.target, OpOverload):
+        return
+    name = describe(node, {})
+    open_sizes = any(isinstance(n.meta.get("val"), torch.SymInt) for n in node.all_input_nodes)
+    with graph.inserting_before(node):
+        if name == "sym_size":
+            result = graph.call_method("size", node.args)
+        elif not open_sizes:
+            return
+        elif name == "slice":
+            value, axis, start, end, step, *_ = (*node.args, None, None, None, None)
+            before = (slice(None),) * axis if isinstance(axis, int) else ()
+            index = (*before, slice(start, end, step))
+            result = graph.call_function(operator.getitem, (value, index))
+        elif hasattr(torch, name) and not hasattr(Tensor, name):
+            result = graph.call_function(getattr(torch, name), node.args, node.kwargs)
+        elif hasattr(Tensor, name):
+            result = graph.call_method(name, node.args, node.kwargs)
+        else:
+            return
+    result.meta.update(node.meta)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
 
 
 def without_unused(net: GraphModule) -> GraphModule:
@@ -120,12 +151,6 @@ def _scope(node: Node) -> Iterator[str]:
     """Names of the modules around an operator."""
     for name, _ in (node.meta.get("nn_module_stack") or {}).values():
         yield str(name)
-
-
-def _names_in_float(net: nn.Module, config: QuantizationConfig) -> set[str]:
-    types = config.float_types
-    names = {name for name, module in net.named_modules() if types and isinstance(module, types)}
-    return names | set(config.float_names)
 
 
 def _constant_weight(net: GraphModule, node: Node) -> Tensor | None:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.ao.quantization import ObserverBase, QConfig, QConfigMapping
 from torch.ao.quantization.backend_config import BackendConfig, get_onednn_backend_config
 from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
 from torch.ao.quantization.fx.tracer import QuantizationTracer
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.ops import Kind, kind_of, use_results_of_in_place_ops
 
 __all__ = ["WHOLE", "FxFlow"]
 
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_TRANSPOSED: tuple[Callable[..., Any], ...] = (
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+)
 # Modules that symbolic tracing leaves whole, and so in float, but `torch.export` takes apart.
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -36,16 +41,14 @@ class FxFlow:
     def __init__(
         self, net: nn.Module, arguments: dict[str, Any], config: QuantizationConfig
     ) -> None:
-        config_of_ops = _mapping(config)
-        custom = PrepareCustomConfig()
-        custom.set_non_traceable_module_names(list(config.float_names))
-        custom.set_non_traceable_module_classes(list(config.float_types))
-        traced = _trace(net, arguments, config)
+        names = config.names_in_float(net)
+        custom = PrepareCustomConfig().set_non_traceable_module_names(names)
+        traced = _trace(net, arguments, names)
         use_results_of_in_place_ops(traced)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.ao\..*")
             self.net: GraphModule = prepare_fx(
-                traced, config_of_ops, (), custom, backend_config=_backend()
+                traced, _mapping(config, names), (), custom, backend_config=_backend()
             )
         attributes = self.net.meta["_observed_graph_module_attrs"]
         self._observed: set[str] = attributes.observed_node_names
@@ -99,27 +102,22 @@ def _backend() -> BackendConfig:
     return get_onednn_backend_config()
 
 
-def _mapping(config: QuantizationConfig) -> QConfigMapping:
+def _mapping(config: QuantizationConfig, names: list[str]) -> QConfigMapping:
     # What observes activations here is removed again; oneDNN's configuration wants to see quint8.
     activation = torch.ao.quantization.MinMaxObserver.with_args(dtype=torch.quint8)
     mapping = QConfigMapping()
     mapping.set_global(QConfig(activation=activation, weight=config.weight_observer()))
     whole = QConfig(activation=activation, weight=config.weight_observer(per_channel=False))
-    functions = (
-        nn.functional.conv_transpose1d,
-        nn.functional.conv_transpose2d,
-        nn.functional.conv_transpose3d,
-    )
-    for transposed in (*_TRANSPOSED, *functions):
+    for transposed in _TRANSPOSED:
         mapping.set_object_type(transposed, whole)
-    for kind in (*config.float_types, *config.float_functions):
-        mapping.set_object_type(kind, None)
-    for name in config.float_names:
+    for function in config.float_functions:
+        mapping.set_object_type(function, None)
+    for name in names:
         mapping.set_module_name(name, None)
     return mapping
 
 
-def _trace(net: nn.Module, arguments: dict[str, Any], config: QuantizationConfig) -> GraphModule:
+def _trace(net: nn.Module, arguments: dict[str, Any], leaves: list[str]) -> GraphModule:
     """Symbolic tracing of a copy; arguments that calibration leaves out keep their defaults."""
     net = copy.deepcopy(net)
     left_out = {
@@ -127,16 +125,19 @@ def _trace(net: nn.Module, arguments: dict[str, Any], config: QuantizationConfig
         for name, parameter in inspect.signature(net.forward).parameters.items()
         if name not in arguments and parameter.default is not inspect.Parameter.empty
     }
-    tracer = QuantizationTracer(list(config.float_names), list(config.float_types))
+    tracer = QuantizationTracer(leaves, [])
     graph = tracer.trace(net, concrete_args=left_out or None)
     for node in list(graph.nodes):
         if node.op == "placeholder" and _base_name(node) in left_out:
-            for user in list(node.users):  # an assertion that the value is the one traced with
-                if not user.users:
-                    graph.erase_node(user)
-            if not node.users:
-                graph.erase_node(node)
+            _erase_assertions(graph, node)
     return GraphModule(net, graph)
+
+
+def _erase_assertions(graph: Graph, node: Node) -> None:
+    """A value that tracing was told, and everything that asserts that it is that one."""
+    for user in list(node.users):
+        _erase_assertions(graph, user)
+    graph.erase_node(node)
 
 
 def _base_name(node: Node) -> str:

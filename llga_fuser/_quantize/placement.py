@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +90,9 @@ def find_places(
             node = root[node]
         return node
 
+    def fused_operand(node: Node) -> Node | None:
+        return _fused_operand(node, kinds, order, is_quantized)
+
     def demand(value: object, reader: Node) -> None:
         if isinstance(value, Node) and value.op != "get_attr":
             wanted.add(value)
@@ -109,7 +111,7 @@ def find_places(
             demand(inputs[1], node)
             second.add(inputs[1])
         elif kind is Kind.ADD and is_quantized(node) and _is_plain_sum(node):
-            fused = _fused_operand(node, kinds, order)
+            fused = fused_operand(node)
             if fused is not None:
                 demand(next(i for i in inputs if i is not fused), node)
         elif kind is Kind.SAME_RANGE and node in wanted:
@@ -119,11 +121,7 @@ def find_places(
                     root[find(value)] = find(node)
 
     # Sums and functions of one value take what is there in 8 bits anyway.
-    residual = {
-        n
-        for n in graph.nodes
-        if kinds[n] is Kind.ADD and _fused_operand(n, kinds, order) is not None
-    }
+    residual = {n for n in graph.nodes if kinds[n] is Kind.ADD and fused_operand(n) is not None}
     places = Places()
     groups: dict[Node, list[Node]] = {}
     for node in graph.nodes:
@@ -157,9 +155,12 @@ def _is_plain_sum(node: Node) -> bool:
 
 
 def _fused_operand(
-    node: Node, kinds: Mapping[Node, Kind], order: Mapping[Node, int]
+    node: Node,
+    kinds: Mapping[Node, Kind],
+    order: Mapping[Node, int],
+    is_quantized: Callable[[Node], bool],
 ) -> Node | None:
-    """The operand of a sum that a convolution computes last before it, and nobody else reads."""
+    """The operand of a sum that an 8-bit convolution computes last before it, for it alone."""
     if kinds.get(node) is not Kind.ADD or not _is_plain_sum(node):
         return None
     operands = [a for a in node.args if isinstance(a, Node)]
@@ -170,7 +171,8 @@ def _fused_operand(
             if len(inputs) != 1:
                 break
             value = inputs[0]
-        if len(value.users) == 1 and kinds[value] is Kind.CONVOLUTION:
+        convolution = kinds[value] is Kind.CONVOLUTION and is_quantized(value)
+        if convolution and len(value.users) == 1:
             return operand
     return None
 
@@ -214,7 +216,7 @@ def _observer(
     modules: Mapping[str, nn.Module],
 ) -> ObserverBase:
     second = not places.second.isdisjoint(group)
-    observer: Any = config.activation_observer(second_operand=second)
+    observer = config.activation_observer(second_operand=second)
     sources = [n for n in group if kind_of(n, modules) is not Kind.SAME_RANGE]
     if sources and all(kind_of(n, modules) is Kind.UNIT_RANGE for n in sources):
         # From 0 to 1 by definition: nothing to measure.
@@ -268,7 +270,7 @@ def _parameters(observe: Observe) -> tuple[float, int]:
         if not seen:
             raise RuntimeError(
                 f"calibration_batches: no batch has reached {observe.place}, whose range is "
-                "needed; pass batches that run all branches, or keep its module in float (keep_float)"
+                "needed; pass batches that run all branches, or keep its module in float"
             )
     if isinstance(observer, HistogramObserver) and bool(observer.min_val == observer.max_val):
         # A constant: nothing to search, and its histogram has one bin only.

@@ -64,6 +64,9 @@ def from_pt2e(converted: nn.Module | torch.export.ExportedProgram) -> GraphModul
     quantized: dict[Node, Node] = {}
     for node in list(net.graph.nodes):
         name = _decomposed(node)
+        if name:
+            scales = _known(net, node.args[1])
+            _check_scales(node, scales if isinstance(scales, list) else [scales])
         if name.startswith("dequantize"):
             _replace(net, node, name, quantized)
             found += 1
@@ -131,7 +134,6 @@ def _known(net: GraphModule, value: object) -> object:
 def _quantized(net: GraphModule, source: Node) -> Node:
     """The quantization of an activation, right behind the one that it replaces."""
     scale, zero_point, low, high, dtype = (_known(net, a) for a in source.args[1:6])
-    _check_scales(source, [scale])
     quantized = _dtype(source, dtype)
     assert isinstance(scale, float) and isinstance(zero_point, int)
     assert isinstance(low, int) and isinstance(high, int) and isinstance(dtype, torch.dtype)
@@ -151,7 +153,6 @@ def _constant(net: GraphModule, node: Node, name: str, weight: object = None) ->
     scales: Any
     zero_points: Any
     scales, zero_points, *rest = (_known(net, a) for a in node.args[1:])
-    _check_scales(node, scales if isinstance(scales, list) else [scales])
     axis: Any = rest.pop(0) if name.endswith("per_channel") else None
     low, high, dtype = rest[:3]
     _dtype(node, dtype)

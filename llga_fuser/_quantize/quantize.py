@@ -102,7 +102,7 @@ def quantize(
                     )
                 weighted = [n for n in flow.net.graph.nodes if _has_weights(n, flow, modules)]
                 observed = insert_observers(flow.net, places, config, modules)
-            show("batch", 1)
+            show("compare the graph with the module")
             _compare(flow.net(**private_copy(first)), net(**private_copy(first)))
             means = ChannelMeans(flow.net, [n.name for n in weighted])
             kept: list[dict[str, Any]] = []
