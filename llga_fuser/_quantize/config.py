@@ -47,11 +47,10 @@ class QuantizationConfig:
             range (0 for qint8, 128 for quint8).
         weight_granularity: "per_channel" has a scale for each output channel, "per_tensor" one for
             all. Transposed convolutions always have one (torch.ao's flow knows no other).
-        reduce_range: choose ranges such that sums of two 8-bit products fit into 16 bits, where
-            processors without VNNI add them: quint8 activations go up to 200, two neighbouring
-            weights are at most 163 together (with qint8 activations 128), and second operands of
-            matrix products have 7 bits. Values beyond the calibrated range may still saturate.
-            (torch.ao's `reduce_range` is 7 bits for all activations, which costs more accuracy.)
+        reduce_range: choose weights such that sums of two 8-bit products fit into 16 bits, where
+            processors without VNNI add them: the scale of a channel makes neighbouring weights at
+            most 128 together, and second operands of matrix products have 7 bits. (torch.ao's
+            `reduce_range` takes a bit from all activations instead, which costs more accuracy.)
             None: where this processor needs it (`llga_fuser.show_config()` names an instruction
             set without VNNI: sse41, avx2, avx512_core).
         bias_correction: take what rounding the weights adds to the mean of each output channel off
@@ -135,17 +134,6 @@ class QuantizationConfig:
         isa = str(_C.runtime_info()["isa"])
         return not any(name in isa for name in _WIDE_SUMS)
 
-    def _levels(self) -> int | None:
-        """The largest number that multiplies a weight, if there has to be a limit.
-
-        Signed activations are shifted to 0 to 255 where products are of unsigned numbers. For
-        unsigned ones it is a compromise: with weights of a normal distribution, scales that make
-        room for 255 lose more in weights than 200 levels lose in activations.
-        """
-        if not self.reduces_range():
-            return None
-        return 200 if self.activation_dtype == torch.quint8 else 255
-
     def activation_observer(self, *, second_operand: bool = False) -> Observing:
         """A new observer of activations."""
         kind: type[Observing] = (
@@ -153,10 +141,8 @@ class QuantizationConfig:
         )
         symmetric = second_operand or self.activation_scheme == "symmetric"
         limits: dict[str, int] = {}
-        if self.reduces_range() and second_operand:
+        if second_operand and self.reduces_range():
             limits = {"quant_min": -64, "quant_max": 63}
-        elif self._levels() == 200:
-            limits = {"quant_min": 0, "quant_max": 200}
         return kind(
             dtype=torch.qint8 if second_operand else self.activation_dtype,
             qscheme=torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine,
@@ -165,14 +151,11 @@ class QuantizationConfig:
 
     def weight_observer(self, *, per_channel: bool = True) -> Any:
         """What makes observers of weights."""
-        levels = self._levels()
-        limit = {} if levels is None else {"levels": levels}
+        paired = self.reduces_range()
         if per_channel and self.weight_granularity == "per_channel":
-            channels = (
-                PerChannelMinMaxObserver if levels is None else PairedPerChannelMinMaxObserver
-            )
+            channels = PairedPerChannelMinMaxObserver if paired else PerChannelMinMaxObserver
             return channels.with_args(
-                dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=0, **limit
+                dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=0
             )
-        kind = MinMaxObserver if levels is None else PairedMinMaxObserver
-        return kind.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric, **limit)
+        whole = PairedMinMaxObserver if paired else MinMaxObserver
+        return whole.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,11 +44,9 @@ class FxFlow:
         custom = PrepareCustomConfig().set_non_traceable_module_names(names)
         traced = _trace(net, arguments, names)
         use_results_of_in_place_ops(traced)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch\.ao\..*")
-            self.net: GraphModule = prepare_fx(
-                traced, _mapping(config, names), (), custom, backend_config=_backend()
-            )
+        self.net: GraphModule = prepare_fx(
+            traced, _mapping(config, names), (), custom, backend_config=_backend()
+        )
         attributes = self.net.meta["_observed_graph_module_attrs"]
         self._observed: set[str] = attributes.observed_node_names
         self._float = config.float_functions
@@ -76,9 +73,7 @@ class FxFlow:
 
     def convert(self) -> GraphModule:
         """With weights that are quantized and dequantized."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch\.ao\..*")
-            return convert_to_reference_fx(self.net, backend_config=_backend())
+        return convert_to_reference_fx(self.net, backend_config=_backend())
 
     def _remove_observers_of_activations(self) -> None:
         modules = self.modules()

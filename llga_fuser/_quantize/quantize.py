@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -90,7 +92,7 @@ def quantize(
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             first = batches.first()
             show("capture the graph")
-            with _lock:
+            with _lock, _quiet():
                 flow = _capture(net, first, config)
                 modules = flow.modules()
                 places = find_places(flow.net.graph, modules, flow.is_quantized)
@@ -116,7 +118,7 @@ def quantize(
                 else:
                     flow.net(**private_copy(arguments))
             show(f"find ranges of {len({id(o.observer) for o in observed})} values")
-            with _lock:
+            with _lock, _quiet():
                 replace_observers(flow.net, quantize_per_tensor)
                 result = flow.convert().eval()
             if kept:
@@ -205,6 +207,21 @@ def _has_weights(node: Node, flow: _Flow, modules: dict[str, nn.Module]) -> bool
 def _batch_size(arguments: dict[str, Any]) -> int:
     """The first size of the first tensor."""
     return next((len(v) for v in arguments.values() if isinstance(v, Tensor) and v.dim()), 1)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's advice to use something else, which has no TorchScript."""
+    with warnings.catch_warnings():
+        for words in (
+            r"[\s\S]*torch\.ao\.quantization is deprecated",
+            r"torch\.quantize_per_tensor,",
+        ):
+            warnings.filterwarnings("ignore", words)
+        warnings.filterwarnings("ignore", r"Please use quant_min and quant_max")
+        # The second one comes with the first such tensor of the process, and never again.
+        torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+        yield
 
 
 def _first_line(error: Exception) -> str:
