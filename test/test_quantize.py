@@ -403,6 +403,65 @@ def test_writes_in_place_come_before_rounding() -> None:
             assert sqnr(quantized(x), net(x)) > 30
 
 
+@pytest.mark.parametrize("flow", ["auto", *FLOWS])
+def test_padding_modes(flow: str) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"),
+        nn.ReLU(),
+        conv(),
+        nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"),
+    ).eval()
+    x = torch.randn(IMAGE)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 28
+    # torch.ao's reference modules pad with zeros only: `torch.export` is asked first.
+    assert len(readers(frozen(quantized, x).graph)) == (1 if flow == "fx" else 3)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_one_module_called_twice(flow: str) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.a(torch.relu(self.a(x)))
+
+    net, x = Twice().eval(), torch.rand(64, 32)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 28
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_parts_of_tuples(flow: str) -> None:
+    class Tuples(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(8, 8, batch_first=True)
+            self.line, self.pool = nn.Linear(8, 8), nn.MaxPool1d(2, return_indices=True)
+
+        def forward(self, x: Tensor) -> Any:
+            a, b = self.gru(x)[0].chunk(2, 1)
+            return self.line(self.pool(self.line(a) + self.line(b))[0].repeat(1, 1, 2))
+
+    net, x = Tuples().eval(), torch.randn(4, 6, 8)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 25
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_without_an_axis_of_samples(flow: str) -> None:
+    net = nn.Sequential(conv(), nn.ReLU(), conv(8, 4)).eval()
+    batches = [torch.rand(8, 9, 7) for _ in range(3)]
+    quantized = llga_fuser.quantize(net, batches, config=config(flow))
+    with torch.no_grad():
+        assert sqnr(quantized(batches[0]), net(batches[0])) > 28
+
+
 def test_keep_float() -> None:
     net, x = example("residual")
     total = len(readers(frozen(llga_fuser.quantize(net, [x]), x).graph))

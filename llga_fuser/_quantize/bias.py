@@ -8,6 +8,7 @@ of execution, the mean of each channel is compared with the float network's on t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from llga_fuser._quantize.constants import attribute
-from llga_fuser._quantize.ops import Kind, kind_of
+from llga_fuser._quantize.ops import Kind, describe, kind_of
 
 __all__ = ["ChannelMeans", "correct_biases"]
 
@@ -57,7 +58,8 @@ class _Recorder(Interpreter):
         kind = kind_of(n, self._modules)
         if kind not in (Kind.CONVOLUTION, Kind.LINEAR):
             return super().run_node(n)
-        axis = 1 if kind is Kind.CONVOLUTION else -1
+        spatial = int(describe(n, self._modules)[-2]) if kind is Kind.CONVOLUTION else 0
+        axis = -1 - spatial  # of channels, also where there is no axis of samples
         if n.op != "call_module":
             output = super().run_node(n)
             self._show(n, output, axis)
@@ -88,10 +90,12 @@ def correct_biases(net: GraphModule, expected: ChannelMeans, batches: list[dict[
         run.env = {}
         run.args_iter = iter(net.graph.process_inputs(*arguments.values()))
     changed = False
+    calls = Counter(n.target for n in net.graph.nodes if n.op == "call_module")
     for node in list(net.graph.nodes):
         if node.op == "output":
             break
-        rows = expected.rows.get(node.name)
+        # A module that is called twice has one bias for two means.
+        rows = expected.rows.get(node.name) if calls[node.target] < 2 else None
         seen.clear()
         for run in runs:
             run.env[node] = run.run_node(node)

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.ops import Kind, kind_of, use_results_of_in_place_ops
 
-__all__ = ["WHOLE", "FxFlow"]
+__all__ = ["WHOLE", "FxFlow", "pads"]
 
 _TRANSPOSED: tuple[Callable[..., Any], ...] = (
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
@@ -28,6 +28,11 @@ _TRANSPOSED: tuple[Callable[..., Any], ...] = (
 )
 # Modules that symbolic tracing leaves whole, and so in float, but `torch.export` takes apart.
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+def pads(module: nn.Module) -> bool:
+    """Whether a convolution repeats or mirrors its input at the borders."""
+    return getattr(module, "padding_mode", "zeros") != "zeros"
 
 
 class FxFlow:
@@ -40,7 +45,8 @@ class FxFlow:
     def __init__(
         self, net: nn.Module, arguments: dict[str, Any], config: QuantizationConfig
     ) -> None:
-        names = config.names_in_float(net)
+        # torch.ao's reference modules know no padding but zeros.
+        names = [*config.names_in_float(net), *(n for n, m in net.named_modules() if pads(m))]
         custom = PrepareCustomConfig().set_non_traceable_module_names(names)
         traced = _trace(net, arguments, names)
         use_results_of_in_place_ops(traced)
@@ -50,11 +56,12 @@ class FxFlow:
         attributes = self.net.meta["_observed_graph_module_attrs"]
         self._observed: set[str] = attributes.observed_node_names
         self._float = config.float_functions
+        self._modules = dict(self.net.named_modules(remove_duplicate=False))
         self._remove_observers_of_activations()
 
     def modules(self) -> dict[str, nn.Module]:
         """Those that the graph calls, by name."""
-        return dict(self.net.named_modules(remove_duplicate=False))
+        return self._modules
 
     def is_quantized(self, node: Node) -> bool:
         """Whether an operator that could have 8-bit inputs (and weights) is to have them."""

@@ -105,6 +105,10 @@ def describe(node: Node, modules: Mapping[str, nn.Module]) -> str:
 
 def kind_of(node: Node, modules: Mapping[str, nn.Module]) -> Kind:
     """What `describe` says, without looking at arguments."""
+    if node.kwargs.get("return_indices"):
+        return Kind.OTHER
+    if node.op == "call_module" and getattr(modules[str(node.target)], "return_indices", False):
+        return Kind.OTHER
     return _BY_NAME.get(describe(node, modules), Kind.OTHER)
 
 

@@ -115,6 +115,8 @@ def find_places(
             if fused is not None:
                 demand(next(i for i in inputs if i is not fused), node)
         elif kind is Kind.SAME_RANGE and node in wanted:
+            if names[node] == "getitem" and inputs and kinds[inputs[0]] is Kind.OTHER:
+                continue  # maybe of a tuple
             for value in _concatenated(node) if names[node] in CONCATENATIONS else inputs[:1]:
                 demand(value, node)
                 if value in wanted:

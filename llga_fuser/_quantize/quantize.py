@@ -19,7 +19,7 @@ from llga_fuser._quantize.bias import ChannelMeans, correct_biases
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.export import ExportFlow
 from llga_fuser._quantize.functions import quantize_per_tensor
-from llga_fuser._quantize.fx import WHOLE, FxFlow
+from llga_fuser._quantize.fx import WHOLE, FxFlow, pads
 from llga_fuser._quantize.ops import Kind, kind_of
 from llga_fuser._quantize.placement import find_places, insert_observers, replace_observers
 from llga_fuser._quantize.progress import Progress
@@ -183,8 +183,12 @@ def _capture(net: nn.Module, arguments: dict[str, Any], config: QuantizationConf
     ]
     if config.capture != "auto":
         flows = [f for f in flows if f[0] == config.capture]
-    elif any(isinstance(m, WHOLE) and type(m) not in config.float_types for m in net.modules()):
-        flows.reverse()
+    else:
+        in_float = set(config.names_in_float(net))
+        for name, module in net.named_modules():
+            if name not in in_float and (isinstance(module, WHOLE) or pads(module)):
+                flows = [flows[1], flows[0]]
+                break
     for name, make in flows:
         try:
             flow: _Flow = make(net, private_copy(arguments), config)
