@@ -110,33 +110,33 @@ def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any)
 
 
 _ARGUMENT = re.compile(r"([a-z]\w*(?:, [a-z]\w*)*): ")
+_BORDER = re.compile(
+    rf"(?<=[;.]) (?={_ARGUMENT.pattern})|(?<=[.]) (?=Raises |Returns |Source: )", re.MULTILINE
+)
 
 
 def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     if not name.startswith("dnnl_graph."):
         return
+    text = "\n".join(lines).strip()
     if _is_enum(obj):
         members = ", ".join(f"`{member}`" for member in obj.__members__)
-        lines[:] = [*lines[: lines.index("Members:")], f"Members: {members}."]
-        return
-    text: list[str] = []
-    inside = False  # a paragraph of arguments
-    for line in lines:
-        starts = bool(_ARGUMENT.match(line))
-        if not line.strip():
-            inside = False
-        elif starts and not inside and (not text or not text[-1].strip()):
-            inside = True
-        elif starts and not inside:
-            text.append("")
-            inside = True
-        if line.startswith("    ") and len(text) > 1 and text[-2].endswith((":", ".")):
-            text.insert(-1, "")
-            text.insert(-1, "::")
-        if inside:
-            line = "* " + _ARGUMENT.sub(r"**\1**: ", line, count=1) if starts else f"  {line}"
-        text.append(line)
-    lines[:] = text
+        text = f"{text.partition('Members:')[0]}Members: {members}."
+    lines.clear()
+    for paragraph in re.split(r"\n\s*\n", text):
+        if paragraph.startswith("    "):
+            lines += ["::", "", *paragraph.splitlines(), ""]
+        elif _ARGUMENT.match(paragraph):
+            start = 0
+            line = " ".join(paragraph.split())
+            for end in [*(m.start() for m in _BORDER.finditer(line)), len(line)]:
+                part = line[start:end].strip().rstrip(";")
+                is_argument = _ARGUMENT.match(part)
+                lines += ["* " + _ARGUMENT.sub(r"**\1**: ", part, count=1) if is_argument else part]
+                lines += [""]
+                start = end
+        else:
+            lines += [*paragraph.splitlines(), ""]
 
 
 # -------------------------------------------------------------------------------------- commands
