@@ -169,11 +169,10 @@ def runnable(page: str) -> bool:
     return any(b.language in ("python", "bash") and not b.not_run and not b.quoted for b in found)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)])
-def test_code(page: str, tmp_path: Path) -> None:
-    done = subprocess.run(
+def in_a_process(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", str(Path(__file__)), page],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
@@ -185,7 +184,29 @@ def test_code(page: str, tmp_path: Path) -> None:
         },
         check=False,
     )
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)])
+def test_code(page: str, tmp_path: Path) -> None:
+    done = in_a_process(page, tmp_path)
     assert done.returncode == 0, f"{page}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", 'page.md", line 6'),
+        ("<!-- python\nassert False\n-->\n", 'page.md", line 2'),
+        ("```bash\nfalse\n```\n", "page.md:2: exit code 1"),
+        ("```bash\npython -c 'import sys; sys.exit(3)'\n```\n", "page.md:2: exit code 3"),
+    ],
+)
+def test_code_that_fails_is_found(code: str, message: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(code)
+    done = in_a_process(str(page), tmp_path)
+    assert done.returncode != 0
+    assert message in done.stderr, done.stderr
 
 
 # ---------------------------------------------------------------------------------- command lines
