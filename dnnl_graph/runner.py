@@ -54,6 +54,7 @@ class Arrays(dict[int, numpy.ndarray[Any, Any]]):
     """Outputs of a graph by logical tensor id; a str asks by the name of the op that wrote it.
 
     `arrays["split"]` is the only output of the op named split, `arrays["split:1"]` its second one.
+    KeyError for what is not there; its message lists what there is.
     """
 
     def __init__(self) -> None:
@@ -194,7 +195,11 @@ def profile(
 def graph_inputs(
     g: graph, *, policy: partition.policy = partition.policy.fusion
 ) -> list[logical_tensor]:
-    """What `run` has to be given: the inputs of supported partitions that no such one writes."""
+    """What `run` has to be given: the inputs of supported partitions that no such one writes.
+
+    g: graph; it is finalized if it is not yet. policy: partition.policy.
+    Returns logical tensors, as the graph describes them. Raises dnnl_graph.error.
+    """
     if not g.is_finalized():
         g.finalize()
     parts = [p for p in g.get_partitions(policy) if p.is_supported()]

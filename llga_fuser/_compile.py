@@ -78,7 +78,8 @@ def compile(  # noqa: A001
 
     Raises:
         TypeError: an argument has the wrong type; the message names it.
-        ValueError: no example, a module in training mode, or an unknown `dtype`.
+        ValueError: no example, a module in training mode, an unknown `dtype` or `fpmath_mode`, or a
+            `dtype` for a module that is frozen already or for a `ScriptFunction`.
         RuntimeError: the result differs from the original on an example (see `check`), or what
             tracing, freezing or the module itself raises.
 
