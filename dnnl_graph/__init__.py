@@ -47,8 +47,9 @@ from .serialization import dump, load
 # Classes show the package they are imported from, not the extension module behind it.
 for _item in list(vars(_dnnl_graph).values()):
     if isinstance(_item, type) and _item.__module__ == _dnnl_graph.__name__:
-        _item.__module__ = __name__
-del _item
+        for _class in (_item, *(v for v in vars(_item).values() if isinstance(v, type))):
+            _class.__module__ = __name__
+del _item, _class
 
 __all__ = [
     "DNNL_GRAPH_UNKNOWN_DIM",

@@ -14,7 +14,8 @@ from .runner import profile, random_inputs
 from .serialization import load
 
 
-def main(argv: list[str] | None = None) -> int:
+def make_parser() -> argparse.ArgumentParser:
+    """The command line; the documentation shows its help and checks its examples with it."""
     parser = argparse.ArgumentParser(prog="python -m dnnl_graph", description=__doc__)
     parser.add_argument(
         "--version", action="version", version="oneDNN " + ".".join(map(str, version()[:3]))
@@ -33,7 +34,12 @@ def main(argv: list[str] | None = None) -> int:
         help="array for the logical tensor with this id, instead of a random one",
     )
     run.add_argument("--save", type=Path, metavar="FILE.npz", help="write the outputs here")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; the result is the process' exit code."""
+    args = make_parser().parse_args(argv)
     try:
         return _run(args)
     except (error, ValueError, TypeError, KeyError, OSError) as e:

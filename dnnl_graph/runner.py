@@ -54,6 +54,7 @@ class Arrays(dict[int, numpy.ndarray[Any, Any]]):
     """Outputs of a graph by logical tensor id; a str asks by the name of the op that wrote it.
 
     `arrays["split"]` is the only output of the op named split, `arrays["split:1"]` its second one.
+    KeyError for what is not there; its message lists what there is.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,18 @@ class Arrays(dict[int, numpy.ndarray[Any, Any]]):
 
 @dataclass
 class PartitionProfile:
-    """One partition of a profiled graph. Times are in seconds."""
+    """One partition of a profiled graph.
+
+    Attributes:
+        id: of the partition, as the library gave it.
+        ops: ids of its ops.
+        kinds: names of their kinds, such as "MatMul".
+        supported: False if the library can't compile it; what follows is then empty.
+        inputs: logical tensors of the compiled partition, with all sizes and layouts.
+        outputs: the same of what it writes.
+        compile_time: in seconds.
+        execute_time: in seconds, the median.
+    """
 
     id: int
     ops: list[int]
@@ -77,12 +89,17 @@ class PartitionProfile:
     inputs: list[logical_tensor] = field(default_factory=list)
     outputs: list[logical_tensor] = field(default_factory=list)
     compile_time: float = 0.0
-    execute_time: float = 0.0  # median
+    execute_time: float = 0.0
 
 
 @dataclass
 class Profile:
-    """What `profile` found: one entry per partition, and the outputs of the graph."""
+    """What `profile` found. `print` shows it as text.
+
+    Attributes:
+        partitions: one entry for each, in the order in which they were run.
+        arrays: the outputs of the graph, as `run` returns them.
+    """
 
     partitions: list[PartitionProfile]
     arrays: Arrays
@@ -163,7 +180,10 @@ def profile(
 
     inputs: as for `run`; None for random ones (`random_inputs(g, seed)`).
     Constant tensors are taken to stay the same until the process ends, so that the library's
-    constant tensor cache, where it is on, shows in the times. Times are in seconds.
+    constant tensor cache, where it is on, shows in the times.
+
+    Returns a Profile; times are in seconds.
+    Raises what `run` does, ValueError for `repeat` below 1 or inputs of unknown sizes.
     """
     if repeat < 1:
         raise ValueError(f"profile: argument 'repeat' must be at least 1, got {repeat}")
@@ -175,7 +195,11 @@ def profile(
 def graph_inputs(
     g: graph, *, policy: partition.policy = partition.policy.fusion
 ) -> list[logical_tensor]:
-    """What `run` has to be given: the inputs of supported partitions that no such one writes."""
+    """What `run` has to be given: the inputs of supported partitions that no such one writes.
+
+    g: graph; it is finalized if it is not yet. policy: partition.policy.
+    Returns logical tensors, as the graph describes them. Raises dnnl_graph.error.
+    """
     if not g.is_finalized():
         g.finalize()
     parts = [p for p in g.get_partitions(policy) if p.is_supported()]

@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the result is the process' exit code."""
-    from llga_fuser import bench, show_config
+def make_parser() -> argparse.ArgumentParser:
+    """The command line; the documentation shows its help and checks its examples with it."""
+    from llga_fuser import bench
     from llga_fuser._report import command as report
 
     parser = argparse.ArgumentParser(
@@ -25,7 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.add_parser("report", help="what is fused in a model, what not and why")
     )
     commands.add_parser("env", help="versions and capabilities, for a bug report")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the result is the process' exit code."""
+    from llga_fuser import bench, show_config
+    from llga_fuser._report import command as report
+
+    options = make_parser().parse_args(arguments)
     if options.command == "env":
         print(show_config())
         return 0

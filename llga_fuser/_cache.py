@@ -13,13 +13,15 @@ class CacheInfo(NamedTuple):
     """Figures of this process, all modules together.
 
     Attributes:
-        entries: signatures (input shapes, strides, dtypes, threads) with a plan of their own.
+        entries: plans alive: one for each fusion group and signature (shapes, strides and data
+            types of the inputs, values of other inputs, threads, autocast state, math mode).
         hits: calls of fusion groups that found their plan.
         misses: calls that compiled one.
         evictions: plans dropped because a capacity was passed.
         fallbacks: calls that ran in the TorchScript interpreter instead.
-        compile_seconds: time spent compiling.
-        packed_bytes: memory of packed weights alive, in bytes.
+        compile_seconds: time spent compiling, in seconds.
+        packed_bytes: memory of packed weights alive, in bytes; weights that several plans share
+            count once.
         capacity_entries: the limit on `entries`.
         capacity_bytes: the limit on `packed_bytes`; 0 is no limit.
     """
@@ -36,7 +38,7 @@ class CacheInfo(NamedTuple):
 
 
 def cache_info() -> CacheInfo:
-    """Returns the current figures."""
+    """Returns the current figures, all modules and threads together since the process began."""
     return CacheInfo(**_C.cache_info())
 
 

@@ -73,7 +73,6 @@ def compile(  # noqa: A001
             needs one later (a new shape, the fallback) unpacks it for as long as it takes. Memory
             is freed only if nobody else, such as the original module, holds the weights. The
             result can no longer be saved.
-
         fpmath_mode: see `llga_fuser.set_fpmath_mode`, for this module alone; None: whatever the
             process' mode is when the module is called.
 
@@ -82,9 +81,12 @@ def compile(  # noqa: A001
 
     Raises:
         TypeError: an argument has the wrong type; the message names it.
-        ValueError: no example, a module in training mode, or an unknown `dtype`.
+        ValueError: no example, a module in training mode, an unknown `dtype` or `fpmath_mode`, or a
+            `dtype` for a module that is frozen already or for a `ScriptFunction`.
         RuntimeError: the result differs from the original on an example (see `check`), or what
-            tracing, scripting or the module itself raises.
+            tracing, freezing or the module itself raises.
+
+    See also `torch.jit.trace`, `torch.jit.freeze`, and `torch.autocast` for `dtype`.
     """
     for name, value in (("strict", strict), ("check", check), ("release_weights", release_weights)):
         if not isinstance(value, bool):

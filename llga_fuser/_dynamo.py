@@ -51,16 +51,20 @@ def dynamo_backend(
         graph_module: dynamo's graph.
         example_inputs: its inputs, fake or real.
         mode: not used; `torch.compile` passes it on if it is given.
-        options: a dict with any of
-            "dtype": `torch.bfloat16` computes convolutions and matrix products in bfloat16, as
-            autocast does; "fpmath_mode": see `llga_fuser.set_fpmath_mode`; "fallback": the name
-            of the backend for what this one leaves, "eager" by default.
+        options: a dict with any of these keys:
+
+            * "dtype": `torch.bfloat16` computes convolutions and matrix products in bfloat16, as
+              autocast does; `torch.float32` or None (the default) leaves data types as they are.
+            * "fpmath_mode": see `llga_fuser.set_fpmath_mode`; None (the default) is the mode of
+              the process.
+            * "fallback": the name of the backend for what this one leaves; "eager" by default.
 
     Returns:
         A function of the graph's inputs.
 
     Raises:
-        ValueError: an unknown option.
+        ValueError: an unknown option, or a value that it can't have.
+        TypeError: "fpmath_mode" is not a str.
         torch._dynamo.exc.InvalidBackend: an unknown `fallback`.
     """
     unknown = set(options or {}) - set(_Options._fields)

@@ -54,6 +54,6 @@ def set_fpmath_mode(mode: FpmathMode) -> FpmathMode:
 
 
 def fpmath_mode() -> FpmathMode:
-    """The current mode of the process."""
+    """The current mode of the process, as `set_fpmath_mode` takes it."""
     value = _C.fpmath_mode()
     return next(name for name in get_args(FpmathMode) if _VALUES[name] == value)

@@ -22,7 +22,8 @@ def enable(enabled: bool = True) -> bool:
 
     Graphs that TorchScript has already optimised stay as they are; the switch acts on what is
     optimised from now on. torch's built-in fuser is turned off first if it was on: both want the
-    same nodes.
+    same nodes. `torch.jit.enable_onednn_fusion` and `torch.jit.fuser("fuser3")` act on this fuser
+    as well, once the package is imported.
 
     Args:
         enabled: the new state.
@@ -42,13 +43,22 @@ def enable(enabled: bool = True) -> bool:
 
 
 def is_enabled() -> bool:
-    """Whether the fuser is on."""
+    """Whether the fuser is on. `torch.jit.onednn_fusion_enabled` returns the same."""
     return bool(_C.is_enabled())
 
 
 @contextlib.contextmanager
 def fusion(enabled: bool = True) -> Iterator[None]:
-    """Turns the fuser on (or off) within a `with` block, and back to what it was after it."""
+    """Turns the fuser on (or off) within a `with` block, and back to what it was after it.
+
+    For the whole process, all threads, as `enable` does.
+
+    Args:
+        enabled: the state within the block.
+
+    Raises:
+        TypeError: `enabled` is not a bool.
+    """
     before = enable(enabled)
     try:
         yield

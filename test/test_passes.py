@@ -21,6 +21,7 @@ PASSES = [
     "specialize_types",
     "remove_mutation",
     "normalize_ops",
+    "prepare_quantized",
     "prepare_binary",
     "defer_size_check",
     "graph_fuser",

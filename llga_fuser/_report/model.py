@@ -209,11 +209,14 @@ class Partition:
 
     @property
     def op_kinds(self) -> list[str]:
-        """The ops that oneDNN knows it by: ["Convolution", "ReLU"]."""
+        """Kinds of its oneDNN ops, such as ["Convolution", "ReLU"]."""
         return [op["kind"] for op in self._part["graph"]]
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph in the format of oneDNN's graph dump, which `dnnl_graph.load` takes."""
+        """The graph in the format of oneDNN's graph dump, which `dnnl_graph.load` takes.
+
+        The format is described in docs/dnnl_graph.md. Source: oneDNN, Graph Dump.
+        """
         ops = [dict(op) for op in self._part["graph"]]
         written = {lt["id"] for op in ops for lt in op["outputs"]}
         read = {lt["id"]: lt for op in ops for lt in op["inputs"]}
@@ -263,7 +266,7 @@ class Partition:
 
     @property
     def constants(self) -> dict[int, Tensor]:
-        """Constant inputs by id of the logical tensor: weights, and numbers as {1} tensors."""
+        """Constant inputs by id of the logical tensor; numbers are tensors of shape {1}."""
         known = set(self._description.constant_ids)
         return {
             tid: self._description.constant(tid) for tid in self._part["inputs"] if tid in known
@@ -271,7 +274,7 @@ class Partition:
 
     @property
     def inputs(self) -> dict[int, Tensor]:
-        """The other inputs by id: what the group gets when the model is called once more.
+        """The other inputs by id, as the group gets them when the model is called once more.
 
         Runs the model with the report's own arguments. Values that another partition of the same
         group computes are not among them.
@@ -283,7 +286,7 @@ class Partition:
 
     @property
     def outputs(self) -> dict[int, Tensor]:
-        """The outputs by id: what the group returns in that call."""
+        """The outputs by id, as the group returns them in that call."""
         places, (_, tensors) = self._description.outputs, self._record(self.group)
         return {t: tensors[places[t]] for t in self._part["outputs"] if t in places}
 
@@ -334,7 +337,7 @@ class Group:
 
     @property
     def main(self) -> Primitive | None:
-        """The kernel that computes: the first that is no reorder."""
+        """The kernel that computes, the first that is no reorder; None if there are none."""
         computing = [p for p in self.primitives if p.kind != "reorder"]
         return next(iter(computing or self.primitives), None)
 
@@ -426,7 +429,7 @@ class Report:
 
     @property
     def partitions(self) -> list[Partition]:
-        """All partitions, in execution order."""
+        """The partitions of all groups, in execution order."""
         return [p for group in self.groups for p in group.partitions]
 
     def __str__(self) -> str:
@@ -483,7 +486,7 @@ class Report:
             other: a report, or what its `to_dict` gave (a file read with `json.load`).
 
         Returns:
-            A `ReportDiff`: print it, or see its `to_dict`. False if nothing but times differs.
+            A `ReportDiff`, which is False if nothing but times differs.
 
         Raises:
             TypeError: `other` is neither.

@@ -1,5 +1,6 @@
 #include "jit/onednn/graph_helper.h"
 
+#include <ATen/ATen.h>
 #include <c10/util/irange.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/jit_log.h>
@@ -10,6 +11,7 @@
 #include <unordered_set>
 
 #include "jit/onednn/ops/op_table.h"
+#include "jit/onednn/quantization.h"
 #include "jit/onednn/runtime/engine.h"
 
 namespace llga {
@@ -117,7 +119,7 @@ class BlockPartitioner {
     const auto integer_feeders = feedsIntegerCast(block_, facts_);
     for (auto* node : block_->nodes()) {
       const auto* entry = findOp(node);
-      if (entry == nullptr) {
+      if (entry == nullptr || isQuantizedConstant(node)) {
         continue;
       }
       if (aliases.hasWriters(node)) {
@@ -136,6 +138,9 @@ class BlockPartitioner {
   // Data types the executor has not profiled: a compute op works in that of its known operands, or
   // else in float32; an elementwise op or a view in that of its known operands.
   void assumeDtypes(const Node* node, const OpEntry& entry) {
+    if (isQuantize(node)) {
+      facts_.assume(node->input(0), at::kFloat);  // it takes nothing else
+    }
     if (entry.op_class == OpClass::cast) {
       return;
     }
@@ -200,6 +205,50 @@ class BlockPartitioner {
                                   effectiveIsa())};
       }
     }
+    if (saturatesInt8()) {
+      requireRoom(node, trial);
+    }
+  }
+
+  // The kernels add the products of two neighbouring input channels in 16 bit.
+  static void requireRoom(const Node* node, const LoweredGraph& trial) {
+    const auto product = std::find_if(trial.ops.begin(), trial.ops.end(), [](const OpSpec& op) {
+      return op.kind() == OpKind::MatMul || op.kind() == OpKind::Convolution ||
+             op.kind() == OpKind::ConvTranspose;
+    });
+    if (product == trial.ops.end()) {
+      return;
+    }
+    const size_t first = node->schema().arguments()[0].name() == "self" &&
+                                 node->inputs().size() > 2 && isTensor(node->input(2))
+                             ? 1   // addmm and its like
+                             : 0;
+    const auto data = dequantizeParams(behind(node->input(first))->node());
+    const auto* factor = node->input(first + 1);
+    const auto weight = quantizedConstant(factor);
+    if (!data || (!weight && !dequantizeParams(behind(factor)->node()))) {
+      return;  // floats
+    }
+    const bool by_rows = node->kind() == torch::jit::aten::linear;
+    const int64_t channels = product->kind() == OpKind::ConvTranspose           ? 0
+                             : product->kind() == OpKind::MatMul && !by_rows ? -2
+                                                                                : 1;
+    const bool fits = weight && data->dtype == at::kQUInt8 &&
+                      largestPair(integersOf(weight->tensor), channels) * 255 < (1 << 15);
+    if (!fits) {
+      throw Refused{fmt::format(
+          "{}: sums of its 8-bit products could exceed 16 bit, which is all that {} has: quantize "
+          "data unsigned, and weights so that two neighbours are at most 128 together, as "
+          "llga_fuser.quantize does here",
+          qualifiedName(node), effectiveIsa())};
+    }
+  }
+
+  // The largest sum of two neighbours of one sign, without its sign.
+  static int64_t largestPair(const at::Tensor& weight, int64_t axis) {
+    auto rows = weight.to(at::kInt).movedim(axis, -1);
+    rows = at::constant_pad_nd(rows, {0, rows.size(-1) % 2}).reshape({-1, 2});
+    return at::maximum(rows.sum(-1).abs(), std::get<0>(rows.abs().max(-1))).max().item<int64_t>();
   }
 
   // oneDNN checks an op's schema when it is added to a graph: here one at a time, so that the
@@ -238,7 +287,7 @@ class BlockPartitioner {
         continue;
       }
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
-          node->kind() == asTargetKind()) {
+          node->kind() == asTargetKind() || isQuantizedConstant(node)) {
         continue;
       }
       std::vector<const Value*> reads;

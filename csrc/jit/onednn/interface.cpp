@@ -26,7 +26,9 @@ const std::vector<PassEntry>& passes() {
        "before all rewriting: oneDNN Graph is pure, and rewriting needs pure nodes"},
       {"normalize_ops", normalizeOps,
        "before the op-specific passes, which know one spelling of each op"},
-      // prepare_quantized comes here: before prepare_binary, which would cast its scales.
+      {"prepare_quantized", prepareQuantized,
+       "before prepare_binary, which would take scales for operands; after normalize_ops, whose ops "
+       "may read 8-bit values"},
       {"prepare_binary", prepareBinary,
        "after normalize_ops, whose rewrites create binary ops; removes operands' expands, which "
        "frees sizes for defer_size_check"},

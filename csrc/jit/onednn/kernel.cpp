@@ -35,7 +35,9 @@ constexpr c10::DispatchKeySet kIgnoredKeys =
 
 inline bool isPlainCpu(const c10::TensorImpl& impl) {
   constexpr c10::DispatchKeySet plain(c10::DispatchKey::CPU);
-  return (impl.key_set() - kIgnoredKeys) == plain;
+  constexpr c10::DispatchKeySet quantized(c10::DispatchKey::QuantizedCPU);
+  const auto keys = impl.key_set() - kIgnoredKeys;
+  return keys == plain || keys == quantized;
 }
 
 inline uint64_t mix(uint64_t hash, uint64_t value) {

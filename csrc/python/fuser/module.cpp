@@ -36,6 +36,7 @@ py::dict runtimeInfo() {
   info["onednn_hash"] = llga::onednnHash();
   info["isa"] = llga::effectiveIsa();
   info["bf16"] = llga::supportsBf16();
+  info["int8_saturates"] = llga::saturatesInt8();
   info["cpu_runtime"] = dnnl_version()->cpu_runtime == DNNL_RUNTIME_OMP ? "OpenMP" : "other";
   info["threads"] = at::get_num_threads();
   return info;
@@ -82,6 +83,7 @@ PYBIND11_MODULE(_C, m) {
         llga::runPass(name, graph);
       },
       py::arg("name"), py::arg("graph"));
+  m.def("allow_int8_saturation", &llga::allowInt8Saturation, py::arg("allow"));
   m.def("op_names", [] {
     std::vector<std::string> names;
     for (const auto& entry : llga::opTable()) {

@@ -21,6 +21,12 @@ std::optional<DataType> toDataType(at::ScalarType dtype) {
       return DataType::bf16;
     case at::kBool:
       return DataType::boolean;
+    case at::kQUInt8:
+    case at::kByte:
+      return DataType::u8;
+    case at::kQInt8:
+    case at::kChar:
+      return DataType::s8;
     default:
       return std::nullopt;
   }
@@ -184,7 +190,8 @@ const Shape& Lowering::sizes(const Value* value) const {
 }
 
 bool Lowering::isConstantTensor(const Value* value) const {
-  return value->node()->kind() == torch::jit::prim::Constant && isTensor(value);
+  return (value->node()->kind() == torch::jit::prim::Constant && isTensor(value)) ||
+         quantizedConstant(value).has_value();
 }
 
 bool Lowering::mayHaveRank(const Value* value, int64_t rank) const {
@@ -248,12 +255,30 @@ Operand Lowering::add(Operand operand) {
 
 Operand Lowering::in(const Value* value) {
   value = behind(value);
+  if (const auto weight = quantizedConstant(value)) {
+    return dequantized(*weight, /*transposed=*/false, /*packable=*/false);
+  }
+  const auto type = dtype(value);
+  if (type != at::kFloat && type != at::kBFloat16 && type != at::kBool) {
+    refuse(fmt::format("data type {} of %{}", c10::toString(type), value->debugName()));
+  }
+  return operandOf(value, type);
+}
+
+Operand Lowering::quantized(const Value* value, const QuantParams& params) {
+  value = behind(value);
+  const auto known = facts_.tensor(value).dtype;
+  if (known && *known != params.dtype) {
+    refuse(fmt::format("%{} is {} where {} was expected", value->debugName(),
+                       c10::toString(*known), c10::toString(params.dtype)));
+  }
+  return operandOf(value, params.dtype);
+}
+
+Operand Lowering::operandOf(const Value* value, at::ScalarType type) {
   Operand operand;
   operand.id = value->unique();
-  operand.dtype = dtype(value);
-  if (!toDataType(operand.dtype)) {
-    refuse(fmt::format("data type {} of %{}", c10::toString(operand.dtype), value->debugName()));
-  }
+  operand.dtype = type;
   operand.sizes = maybeSizes(value);
   if (operand.sizes &&
       std::find(operand.sizes->begin(), operand.sizes->end(), 0) != operand.sizes->end()) {
@@ -264,7 +289,47 @@ Operand Lowering::in(const Value* value) {
   return add(operand);
 }
 
-Operand Lowering::weight(const char* name) {
+Operand Lowering::dequantized(const QuantizedConstant& weight, bool transposed, bool packable) {
+  const auto integers = integersOf(weight.tensor);
+  auto params = weight.params;
+  auto sizes = integers.sizes().vec();
+  if (transposed) {
+    std::swap(sizes.at(0), sizes.at(1));
+    params.axis = params.perTensor() ? params.axis : 1 - params.axis;
+  }
+  const auto stored = constant(params.dtype, sizes, [integers, transposed] {
+    return transposed ? integers.t() : integers;
+  });
+  if (packable) {
+    packable_.insert(stored.id);
+  }
+  auto result = temp(at::kFloat, sizes);
+  emitQuantization(OpKind::Dequantize, stored, result, params);
+  if (weight.dtype != at::kFloat) {
+    const auto cast = temp(weight.dtype, sizes);
+    emit(OpKind::TypeCast, {result}, {cast});
+    result = cast;
+  }
+  return result;
+}
+
+bool Lowering::packable(const char* name, const char* data) const {
+  if (!quantizedConstant(arg(name))) {
+    return isConstantTensor(arg(name));
+  }
+  const auto* source = behind(arg(data))->node();
+  if (source->kind() == torch::jit::aten::to) {
+    source = source->input(0)->node();
+  }
+  const auto params = dequantizeParams(source);
+  return params && params->dtype == at::kQUInt8 && params->perTensor() &&
+         params->zero_points.front() == 0;
+}
+
+Operand Lowering::weight(const char* name, const char* data) {
+  if (const auto quantized = quantizedConstant(arg(name))) {
+    return dequantized(*quantized, /*transposed=*/false, packable(name, data));
+  }
   auto operand = in(name);
   if (operand.constant) {
     packable_.insert(operand.id);
@@ -273,6 +338,9 @@ Operand Lowering::weight(const char* name) {
 }
 
 Operand Lowering::transposedWeight(const char* name) {
+  if (const auto quantized = quantizedConstant(arg(name))) {
+    return dequantized(*quantized, /*transposed=*/true, /*packable=*/true);
+  }
   const auto tensor = torch::jit::toIValue(arg(name))->toTensor();
   auto operand = constant(tensor.scalar_type(), {tensor.size(1), tensor.size(0)},
                           [tensor] { return tensor.t(); });
@@ -285,7 +353,7 @@ Operand Lowering::inAs(const char* name, at::ScalarType wanted) {
   if (dtype(value) == wanted) {
     return in(value);
   }
-  if (isConstantTensor(value)) {
+  if (isConstantTensor(value) && !quantizedConstant(value)) {
     auto source = torch::jit::toIValue(value)->toTensor();
     return constant(wanted, source.sizes().vec(), [source, wanted] { return source.to(wanted); });
   }
@@ -369,12 +437,26 @@ OpSpec& Lowering::emit(OpKind kind, const std::vector<Operand>& inputs,
   // the recorded run did something the lowering does not know of (autocast, type promotion).
   const auto& lead = kind == OpKind::Select ? inputs.at(1) : inputs.at(0);
   for (const auto& output : outputs) {
-    if (kind != OpKind::TypeCast && output.dtype != lead.dtype) {
+    const bool converts =
+        kind == OpKind::TypeCast || kind == OpKind::Quantize || kind == OpKind::Dequantize;
+    if (!converts && output.dtype != lead.dtype) {
       refuse(fmt::format("result is {} where {} was expected", c10::toString(output.dtype),
                          c10::toString(lead.dtype)));
     }
   }
   return ops_.emplace_back(node_, next_id_++, kind, inputs, outputs);
+}
+
+void Lowering::emitQuantization(OpKind kind, const Operand& input, const Operand& output,
+                                const QuantParams& params) {
+  auto& op = emit(kind, {input}, {output});
+  op.set_attr<std::string>(Attr::qtype, params.perTensor() ? "per_tensor" : "per_channel");
+  op.set_attr<std::vector<float>>(
+      Attr::scales, std::vector<float>(params.scales.begin(), params.scales.end()));
+  op.set_attr<std::vector<int64_t>>(Attr::zps, params.zero_points);
+  if (!params.perTensor()) {
+    op.set_attr<int64_t>(Attr::axis, params.axis);
+  }
 }
 
 void Lowering::commit(LoweredGraph& graph) && {

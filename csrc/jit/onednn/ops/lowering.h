@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "jit/onednn/facts.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 
@@ -131,14 +132,21 @@ class Lowering {
   int64_t dim(int64_t index, const Value* value) const;
 
   // --- operands -----------------------------------------------------------------------------
+  // A quantized constant comes with the Dequantize that makes it a float.
   Operand in(const Value* value);
   Operand in(const char* name) { return in(arg(name)); }
   // A constant weight that is packed into the layout the compiled partition asks for. Only where
   // the op takes the weight as it is: oneDNN 3.2 loops for ever when it has to choose a layout
-  // behind a reshape into groups or a transpose.
-  Operand weight(const char* name);
+  // behind a reshape into groups or a transpose. `data` is the argument that it is multiplied with:
+  // an 8-bit weight is packed only if that makes the packed one a permutation, see packable().
+  Operand weight(const char* name, const char* data);
   // The transpose of a constant 2-dim weight, as a view, for MatMul without transpose_b; packed.
   Operand transposedWeight(const char* name);
+  // False for an 8-bit weight whose packed form would hold sums beside the numbers: where the data
+  // is signed or has a zero point, oneDNN appends what corrects for that.
+  bool packable(const char* name, const char* data) const;
+  // A value that is stored in 8 bit.
+  Operand quantized(const Value* value, const QuantParams& params);
   // A tensor argument in data type `dtype`: constants are converted once, others get a TypeCast.
   Operand inAs(const char* name, at::ScalarType dtype);
   Operand out(size_t index = 0);
@@ -151,6 +159,8 @@ class Lowering {
   // type and do not.
   OpSpec& emit(OpKind kind, const std::vector<Operand>& inputs,
                const std::vector<Operand>& outputs);
+  void emitQuantization(OpKind kind, const Operand& input, const Operand& output,
+                        const QuantParams& params);
   // Refuses unless all floating-point tensors of the node have one supported data type.
   void requireOneDtype() const;
   // An unknown rank passes, for the same reason.
@@ -162,6 +172,8 @@ class Lowering {
   size_t argIndex(const char* name) const;
   c10::IValue host(const char* name) const;
   Operand add(Operand operand);
+  Operand operandOf(const Value* value, at::ScalarType type);
+  Operand dequantized(const QuantizedConstant& weight, bool transposed, bool packable);
 
   const Node* node_;
   const Facts& facts_;

@@ -21,7 +21,7 @@ void linear(Lowering& l) {
   requireFloat(l, "input", "weight");
   l.requireRank(l.arg("input"), 1, 6);
   l.requireRank(l.arg("weight"), 2, 2);
-  const bool constant = l.isConstantTensor(l.arg("weight"));
+  const bool constant = l.packable("weight", "input");
   std::vector<Operand> inputs{l.in("input"),
                               constant ? l.transposedWeight("weight") : l.in("weight")};
   if (!l.isNone("bias")) {
@@ -32,15 +32,16 @@ void linear(Lowering& l) {
 }
 
 // The second operand: packed if it is one constant matrix.
-Operand matrix(Lowering& l, const char* name) {
-  return l.isConstantTensor(l.arg(name)) && l.rank(l.arg(name)) == 2 ? l.weight(name) : l.in(name);
+Operand matrix(Lowering& l, const char* name, const char* data) {
+  return l.isConstantTensor(l.arg(name)) && l.rank(l.arg(name)) == 2 ? l.weight(name, data)
+                                                                     : l.in(name);
 }
 
 void product(Lowering& l, const char* a, const char* b) {
   requireFloat(l, a, b);
   l.requireRank(l.arg(a), 1, 6);
   l.requireRank(l.arg(b), 1, 6);
-  l.emit(OpKind::MatMul, {l.in(a), matrix(l, b)}, {l.out()});
+  l.emit(OpKind::MatMul, {l.in(a), matrix(l, b, a)}, {l.out()});
 }
 
 void matmul(Lowering& l) { product(l, "self", "other"); }
@@ -59,12 +60,12 @@ void addProduct(Lowering& l, const char* a, const char* b) {
   const auto added = l.maybeSizes(l.arg("self"));
   if (alpha == 1 && beta == 1 && added && added->size() == 1 && sizes &&
       added->front() == sizes->back()) {
-    l.emit(OpKind::MatMul, {l.in(a), matrix(l, b), l.in("self")}, {l.out()});
+    l.emit(OpKind::MatMul, {l.in(a), matrix(l, b, a), l.in("self")}, {l.out()});
     return;
   }
   const bool add = beta != 0;  // PyTorch ignores self, NaN included, where beta is 0
   auto product = add || alpha != 1 ? l.temp(dtype, sizes) : l.out();
-  l.emit(OpKind::MatMul, {l.in(a), matrix(l, b)}, {product});
+  l.emit(OpKind::MatMul, {l.in(a), matrix(l, b, a)}, {product});
   if (alpha != 1) {
     auto scaled = add ? l.temp(dtype, sizes) : l.out();
     l.emit(OpKind::Multiply, {product, l.scalar(alpha, dtype)}, {scaled});

@@ -9,7 +9,8 @@ const std::vector<OpEntry>& opTable() {
     std::vector<OpEntry> all;
     for (const auto& family :
          {convolutionOps(), matmulOps(), attentionOps(), eltwiseOps(), binaryOps(),
-          normalizationOps(), poolingOps(), reductionOps(), shapeOps(), interpolateOps()}) {
+          normalizationOps(), poolingOps(), reductionOps(), shapeOps(), interpolateOps(),
+          quantizeOps()}) {
       all.insert(all.end(), family.begin(), family.end());
     }
     return all;

@@ -13,7 +13,7 @@ enum class OpClass {
   compute,      // reason enough for a group of its own
   elementwise,  // worth fusing to others, alone no faster than aten
   view,         // free in aten, only worth anything inside a group
-  cast,         // data type conversion
+  cast,         // data type conversion, quantization
 };
 
 struct OpEntry {
@@ -39,5 +39,6 @@ OpFamily poolingOps();
 OpFamily reductionOps();
 OpFamily shapeOps();
 OpFamily interpolateOps();
+OpFamily quantizeOps();
 
 }  // namespace llga

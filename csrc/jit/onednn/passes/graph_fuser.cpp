@@ -10,6 +10,7 @@
 // that only the group needs moves into it.
 #include <c10/util/irange.h>
 #include <torch/csrc/jit/jit_log.h>
+#include <torch/csrc/jit/passes/common_subexpression_elimination.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
@@ -19,6 +20,7 @@
 
 #include "jit/onednn/graph_helper.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 namespace {
@@ -90,8 +92,8 @@ std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
 
 // ------------------------------------------------------------------------------ shape arithmetic
 
-// Clones of nodes that a group needs beside its proposal's: lists of tensors for cat, and shape
-// arithmetic whose tensors the group reads or computes anyway.
+// Clones of nodes that a group needs beside its proposal's: lists of tensors for cat, dequantized
+// constants, and shape arithmetic whose tensors the group reads or computes anyway.
 class Absorber {
  public:
   explicit Absorber(std::vector<Node*>& nodes) : nodes_(nodes) {
@@ -113,6 +115,11 @@ class Absorber {
         auto* source = input->node();
         if (source->kind() == prim::ListConstruct && isTensorList(input)) {
           node->replaceInput(i, clone(source, node)->output());
+          if (!source->hasUses()) {  // else it would read what the group computes
+            source->destroy();
+          }
+        } else if (isQuantizedConstant(source)) {
+          node->replaceInput(i, dequantized(input, node));
         } else if (!isTensor(input) && canAbsorb(input)) {
           node->replaceInput(i, absorb(input, node));
         }
@@ -142,6 +149,14 @@ class Absorber {
     auto* copy = clone(source, reader);
     for (const auto i : c10::irange(copy->inputs().size())) {
       copy->replaceInput(i, absorb(copy->input(i), copy));
+    }
+    return copy->output();
+  }
+
+  Value* dequantized(Value* value, Node* reader) {
+    auto* copy = clone(value->node(), reader);
+    if (isQuantizedConstant(copy->input(0)->node())) {  // a cast of it
+      copy->replaceInput(0, dequantized(copy->input(0), copy));
     }
     return copy->output();
   }
@@ -287,10 +302,20 @@ void restoreMutation(Block* block) {
   }
 }
 
+bool holdsDequantize(Block* block) {
+  return std::any_of(block->nodes().begin(), block->nodes().end(), [](Node* node) {
+    return dequantizeParams(node).has_value() ||
+           std::any_of(node->blocks().begin(), node->blocks().end(), holdsDequantize);
+  });
+}
+
 }  // namespace
 
 void fuseGraph(const GraphPtr& graph) {
   BlockFuser(graph).run(graph->block());
+  if (holdsDequantize(graph->block())) {  // outside of groups: one for all readers is enough
+    torch::jit::EliminateCommonSubexpression(graph);
+  }
   removeUnfusedCasts(graph->block());
   restoreMutation(graph->block());
   torch::jit::EliminateDeadCode(graph);

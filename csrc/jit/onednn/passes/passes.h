@@ -15,6 +15,7 @@ using GraphPtr = std::shared_ptr<torch::jit::Graph>;
 void specializeTypes(const GraphPtr& graph);
 void removeMutation(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
+void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);
 void deferSizeCheck(const GraphPtr& graph);
 void fuseGraph(const GraphPtr& graph);

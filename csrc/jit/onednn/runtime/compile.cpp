@@ -149,7 +149,7 @@ class PlanCompiler {
   void lower() {
     for (const auto* node : request_.subgraph->nodes()) {
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
-          isShapeArithmetic(node)) {
+          isShapeArithmetic(node) || isQuantizedConstant(node)) {
         continue;
       }
       if (node->kind() == asTargetKind()) {
@@ -327,7 +327,7 @@ class PlanCompiler {
   at::Tensor constantTensor(size_t id) const {
     if (const auto it = lowered_.constants.find(id); it != lowered_.constants.end()) {
       auto made = it->second();
-      return lowered_.packable.count(id) != 0 ? made : made.contiguous();
+      return lowered_.packable.count(id) != 0 && pack_ ? made : made.contiguous();
     }
     return torch::jit::toIValue(lowered_.values.at(id))->toTensor();
   }
@@ -388,6 +388,9 @@ class PlanCompiler {
     spec.dtype = *facts.dtype;
     spec.sizes = *facts.sizes;
     spec.strides = request_.any_layout[index] ? layout.get_strides() : *facts.strides;
+    if (c10::isQIntType(spec.dtype)) {
+      spec.quantizer = makeQuantizer(quantizeParams(value->node()).value());
+    }
     spec.inplace_input = inplaceInput(id, layout);
   }
 

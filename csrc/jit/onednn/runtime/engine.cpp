@@ -3,6 +3,10 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <fmt/format.h>
 
+#include <atomic>
+#include <cstdlib>
+#include <string_view>
+
 namespace llga {
 namespace {
 
@@ -65,6 +69,38 @@ std::string effectiveIsa() {
     default:
       return "default";
   }
+}
+
+namespace {
+
+std::atomic<bool>& saturationAllowed() {
+  static std::atomic<bool> allowed = [] {
+    const char* text = std::getenv("LLGA_FUSER_INT8_SATURATION");
+    return text != nullptr && std::string_view(text) == "allow";
+  }();
+  return allowed;
+}
+
+}  // namespace
+
+bool allowInt8Saturation(bool allow) { return saturationAllowed().exchange(allow); }
+
+bool saturatesInt8() {
+  static const bool saturates = [] {
+    switch (dnnl::get_effective_cpu_isa()) {
+      case dnnl::cpu_isa::avx2_vnni:
+      case dnnl::cpu_isa::avx2_vnni_2:
+      case dnnl::cpu_isa::avx512_core_vnni:
+      case dnnl::cpu_isa::avx512_core_bf16:
+      case dnnl::cpu_isa::avx512_core_fp16:
+      case dnnl::cpu_isa::avx512_core_amx:
+      case dnnl::cpu_isa::avx512_core_amx_fp16:
+        return false;
+      default:
+        return true;
+    }
+  }();
+  return saturates && !saturationAllowed();
 }
 
 bool supportsBf16() {

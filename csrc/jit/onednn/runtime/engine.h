@@ -25,4 +25,11 @@ std::string effectiveIsa();
 // Whether oneDNN has bfloat16 kernels for this processor (and ONEDNN_MAX_CPU_ISA).
 bool supportsBf16();
 
+// Whether sums of two 8-bit products are kept in 16 bit, and cut off where they do not fit: on
+// processors without VNNI.
+bool saturatesInt8();
+// For data that is known to fit: saturatesInt8() is false from then on. Returns what was before;
+// LLGA_FUSER_INT8_SATURATION=allow in the environment says so from the start.
+bool allowInt8Saturation(bool allow);
+
 }  // namespace llga

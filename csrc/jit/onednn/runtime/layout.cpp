@@ -32,9 +32,20 @@ Layout withId(const Layout& from, size_t id) {
 }
 
 void copyToPlain(const Layout& layout, const void* source, const at::Tensor& plain) {
+  if (plain.scalar_type() == at::kChar) {  // no Reorder takes 8 bit; Dequantize does
+    const auto floats = at::empty_like(plain, at::TensorOptions().dtype(at::kFloat));
+    copyToPlain(layout, source, floats);
+    plain.copy_(floats);
+    return;
+  }
   const auto input = withId(layout, 0);
   const auto output = layoutOf(plain, 1);
-  const dnnl::graph::op op(0, OpKind::Reorder, {input}, {output}, "unpack");
+  const bool widens = layout.get_data_type() == DataType::s8;
+  dnnl::graph::op op(0, widens ? OpKind::Dequantize : OpKind::Reorder, {input}, {output}, "unpack");
+  if (widens) {
+    op.set_attr<std::vector<float>>(Attr::scales, {1.F});
+    op.set_attr<std::vector<int64_t>>(Attr::zps, {0});
+  }
   const dnnl::graph::partition partition(op, dnnl::engine::kind::cpu);
   const auto compiled = partition.compile({input}, {output}, engine());
   compiled.execute(stream(), {dnnl::graph::tensor(input, engine(), const_cast<void*>(source))},

@@ -104,8 +104,10 @@ at::Tensor pack(const at::Tensor& weight, const Layout& layout) {
       return pack<float>(weight, layout, 1U << 24);
     case at::kBFloat16:
       return pack<at::BFloat16>(weight, layout, 1U << 8);
+    case at::kChar:
+      return pack<int8_t>(weight, layout, 1U << 7);
     default:
-      throw PackError{"only float32 and bfloat16 weights are packed"};
+      throw PackError{"only int8, float32 and bfloat16 weights are packed"};
   }
 }
 

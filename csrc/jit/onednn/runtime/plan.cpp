@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/quantized/QTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include "jit/onednn/runtime/engine.h"
@@ -62,14 +63,29 @@ size_t Plan::constantBytes() const {
 
 namespace {
 
+at::Tensor quantizedOver(const c10::Storage& storage, int64_t offset, const OutputSpec& spec) {
+  auto tensor = at::detail::make_tensor<at::QTensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU),
+      c10::scalarTypeToTypeMeta(spec.dtype), spec.quantizer);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides, offset);
+  return tensor;
+}
+
 // The tensor an output is written to: the input's own if that is allowed and nobody would notice.
 at::Tensor makeOutput(const OutputSpec& spec, c10::ArrayRef<c10::IValue> inputs) {
   if (spec.inplace_input >= 0) {
     const auto& tensor = inputs[static_cast<size_t>(spec.inplace_input)].toTensor();
     // use_count is exact here: a value that only this stack holds can gain no other owner.
     if (tensor.use_count() == 1 && tensor.storage().use_count() == 1) {
-      return tensor;
+      return spec.quantizer ? quantizedOver(tensor.storage(), tensor.storage_offset(), spec)
+                            : tensor;
     }
+  }
+  if (spec.quantizer) {
+    const auto bytes =
+        at::detail::computeStorageNbytes(spec.sizes, spec.strides, /*itemsize=*/1);
+    return quantizedOver(
+        c10::Storage(c10::Storage::use_byte_size_t(), bytes, at::getCPUAllocator(), true), 0, spec);
   }
   return at::Tensor(at::detail::empty_strided_cpu(spec.sizes, spec.strides, spec.dtype));
 }

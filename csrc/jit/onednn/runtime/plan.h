@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "jit/onednn/facts.h"
+#include "jit/onednn/quantization.h"
 #include "jit/onednn/runtime/packed_weights.h"
 
 namespace llga {
@@ -30,6 +31,7 @@ struct OutputSpec {
   at::ScalarType dtype;
   Shape sizes;
   Shape strides;
+  at::QuantizerPtr quantizer;  // of a quantized output; shared by all tensors that are made for it
   // The group input whose memory may become this output: oneDNN offers it and nothing else in the
   // group reads it. Used at run time only if no one else holds that input. -1: none.
   int64_t inplace_input = -1;

@@ -1,0 +1,328 @@
+// Brings quantized graphs into the shape that has 8-bit values between compute ops:
+//
+//   %q : Tensor = aten::quantize_per_tensor(%x, %scale, %zero_point, %quint8)
+//   %d : Tensor = aten::dequantize(%q)
+//   %y : Tensor = aten::conv2d(%d, ...)
+//
+// is what oneDNN fuses, if the dequantize has no other reader, knows its parameters, and nothing
+// stands between it and its reader.
+//
+// 1. What an aten::dequantize is given is found in the graph and written onto the node.
+// 2. Quantizing what has just been dequantized with the same parameters is nothing:
+//      quantize(dequantize(%q))  ->  %q
+// 3. An op that only moves numbers works on 8-bit ones as well:
+//      conv2d(view(dequantize(%q)))   ->  conv2d(dequantize(reshape(%q)))
+//      quantize(transpose(conv2d()))  ->  transpose(quantize(conv2d()))
+//    (reshape: other strides than those of the float value may forbid a view)
+// 4. Each reader gets a dequantize of its own: oneDNN takes none that is read twice. The graph
+//    fuser joins those again that went into no group.
+//
+// All rewrites give equal numbers.
+#include <c10/util/irange.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
+
+namespace llga {
+namespace {
+
+using torch::jit::AliasDb;
+namespace aten = torch::jit::aten;
+
+// Ops of one tensor whose result holds some of its elements, each as it is.
+bool movesNumbers(const Node* node) {
+  switch (node->kind()) {
+    case aten::view:
+    case aten::reshape:
+    case aten::flatten:
+    case aten::squeeze:
+    case aten::unsqueeze:
+    case aten::transpose:
+    case aten::permute:
+    case aten::t:
+    case aten::slice:
+    case aten::select:
+    case aten::contiguous:
+      break;
+    default:
+      return false;
+  }
+  return node->outputs().size() == 1 && isTensor(node->output()) && isTensor(node->input(0)) &&
+         std::none_of(node->inputs().begin() + 1, node->inputs().end(), isTensor);
+}
+
+// Of those, the ones that drop elements: quantizing before them would be more work.
+bool takesPart(const Node* node) {
+  return node->kind() == aten::slice || node->kind() == aten::select;
+}
+
+// prim::ConstantChunk, the executor's aten::chunk: several results, each a slice.
+bool splits(const Node* node) { return node->kind() == torch::jit::prim::ConstantChunk; }
+
+bool multiplies(const Node* node) {
+  switch (node->kind()) {
+    case aten::_convolution:
+    case aten::convolution:
+    case aten::conv1d:
+    case aten::conv2d:
+    case aten::conv3d:
+    case aten::conv_transpose1d:
+    case aten::conv_transpose2d:
+    case aten::conv_transpose3d:
+    case aten::linear:
+    case aten::matmul:
+    case aten::mm:
+    case aten::bmm:
+    case aten::addmm:
+    case aten::baddbmm:
+      return true;
+    default:
+      return node->kind() == Symbol::fromQualString("aten::_convolution_mode");
+  }
+}
+
+void setDtype(Value* value, at::ScalarType dtype) {
+  auto type = value->type()->cast<c10::TensorType>();
+  value->setType((type ? type : c10::TensorType::get())->withScalarType(dtype));
+}
+
+class Preparer {
+ public:
+  explicit Preparer(const GraphPtr& graph) : graph_(graph) {
+    const AliasDb aliases(graph);
+    collect(graph->block(), aliases);
+  }
+
+  void run() {
+    if (!found_) {
+      return;
+    }
+    annotate(graph_->block());
+    while (rewrite(graph_->block())) {
+    }
+    separate(graph_->block());
+    torch::jit::EliminateDeadCode(graph_);
+  }
+
+ private:
+  // Nodes whose inputs and results nobody writes to: only they are touched.
+  void collect(Block* block, const AliasDb& aliases) {
+    for (auto* node : block->nodes()) {
+      for (auto* nested : node->blocks()) {
+        collect(nested, aliases);
+      }
+      found_ = found_ || isDequantize(node) || isQuantize(node);
+      if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node)) &&
+          !aliases.hasWriters(node)) {
+        pure_.insert(node);
+      }
+    }
+  }
+
+  bool isPure(const Node* node) const { return pure_.count(node) != 0; }
+
+  // The parameters of an 8-bit value.
+  std::optional<QuantParams> paramsOfValue(const Value* value) const {
+    const auto* node = value->node();
+    if (isQuantize(node)) {
+      return quantizeParams(node);
+    }
+    if (movesNumbers(node) || splits(node)) {  // channels might become another dimension
+      auto params = paramsOfValue(node->input(0));
+      return params && params->perTensor() ? params : std::nullopt;
+    }
+    return std::nullopt;
+  }
+
+  void annotate(Block* block) {
+    for (auto* node : block->nodes()) {
+      for (auto* nested : node->blocks()) {
+        annotate(nested);
+      }
+      if (const auto made = quantizeParams(node)) {
+        setDtype(node->output(), made->dtype);
+      } else if (isDequantize(node)) {
+        const auto params = paramsOfValue(node->input(0));
+        if (params && isPure(node)) {
+          setDequantizeParams(node, *params);
+        }
+        describe(node);
+      }
+    }
+  }
+
+  // The type of a dequantized value; for a constant, all of it.
+  static void describe(Node* node) {
+    if (const auto weight = quantizedConstant(node->output())) {
+      node->output()->setType(c10::TensorType::createContiguous(at::kFloat, at::kCPU,
+                                                                weight->tensor.sizes()));
+    } else {
+      setDtype(node->output(), at::kFloat);
+    }
+  }
+
+  bool rewrite(Block* block) {
+    bool changed = false;
+    for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+      auto* node = *it++;
+      for (auto* nested : node->blocks()) {
+        changed = rewrite(nested) || changed;
+      }
+      if (isPure(node) && (cancel(node) || lift(node) || sink(node))) {
+        changed = true;
+        removeUnread(node);
+      }
+    }
+    return changed;
+  }
+
+  // What a rewrite has left behind: as a reader it would stand in the way of others.
+  static void removeUnread(Node* node) {
+    while (node->inputs().size() != 0 &&
+           std::none_of(node->outputs().begin(), node->outputs().end(),
+                        [](const Value* output) { return output->hasUses(); }) &&
+           (isQuantize(node) || isDequantize(node) || movesNumbers(node) || splits(node))) {
+      auto* source = node->input(0)->node();
+      node->destroy();
+      node = source;
+    }
+  }
+
+  // quantize(dequantize(%q)) -> %q
+  static bool cancel(Node* quantize) {
+    if (!isQuantize(quantize) || !quantize->output()->hasUses()) {
+      return false;
+    }
+    const auto* dequantize = quantize->input(0)->node();
+    const auto params = dequantizeParams(dequantize);
+    if (!params || params != quantizeParams(quantize)) {
+      return false;
+    }
+    quantize->output()->replaceAllUsesWith(dequantize->input(0));
+    return true;
+  }
+
+  // quantize(move(%x)) -> move(quantize(%x))
+  bool lift(Node* quantize) {
+    auto* move = quantize->input(0)->node();
+    const auto params = quantizeParams(quantize);
+    if (!params || !params->perTensor() || !movesNumbers(move) || takesPart(move) ||
+        !isPure(move) || !quantize->output()->hasUses() || move->owningBlock() != quantize->owningBlock() ||
+        move->output()->uses().size() != 1) {
+      return false;
+    }
+    auto* lifted = graph_->createClone(quantize, [](Value* v) { return v; });
+    lifted->insertBefore(quantize);
+    lifted->replaceInput(0, move->input(0));
+    copyType(move->input(0), lifted->output(), params->dtype);
+    auto* moved = cloneOn(move, lifted->output(), quantize, params->dtype);
+    pure_.insert(lifted);
+    quantize->output()->replaceAllUsesWith(moved->output());
+    return true;
+  }
+
+  // move(dequantize(%q)) -> dequantize(move(%q)), on the way to an op that multiplies or quantizes
+  bool sink(Node* move) {
+    if (!movesNumbers(move) && !splits(move)) {
+      return false;
+    }
+    auto* dequantize = move->input(0)->node();
+    const auto params = dequantizeParams(dequantize);
+    if (!params || !params->perTensor() || !isPure(dequantize) || !leadsToCompute(move)) {
+      return false;
+    }
+    auto* moved = cloneOn(move, dequantize->input(0), move, params->dtype);
+    for (const auto i : c10::irange(move->outputs().size())) {
+      auto* output = move->outputs()[i];
+      auto* sunk = graph_->createClone(dequantize, [](Value* v) { return v; });
+      sunk->insertBefore(move);
+      sunk->replaceInput(0, moved->outputs()[i]);
+      sunk->output()->setType(output->type());
+      setDtype(sunk->output(), at::kFloat);
+      pure_.insert(sunk);
+      output->replaceAllUsesWith(sunk->output());
+    }
+    return true;
+  }
+
+  static bool leadsToCompute(const Node* move) {
+    return std::any_of(move->outputs().begin(), move->outputs().end(), [](const Value* output) {
+      const auto& uses = output->uses();
+      return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+        return multiplies(use.user) || (isQuantize(use.user) && use.offset == 0) ||
+               ((movesNumbers(use.user) || splits(use.user)) && use.offset == 0 &&
+                leadsToCompute(use.user));
+      });
+    });
+  }
+
+  // `move`, done to 8-bit numbers.
+  Node* cloneOn(Node* move, Value* source, Node* before, at::ScalarType dtype) {
+    auto* copy = graph_->createClone(move, [](Value* v) { return v; });
+    copy->insertBefore(before);
+    copy->replaceInput(0, source);
+    if (copy->kind() == aten::view) {
+      auto* reshape = graph_->create(aten::reshape, copy->inputs(), 1);
+      reshape->copyMetadata(copy)->insertBefore(copy);
+      copy->destroy();
+      copy = reshape;
+    }
+    for (const auto i : c10::irange(move->outputs().size())) {
+      copyType(move->outputs()[i], copy->outputs()[i], dtype);
+    }
+    pure_.insert(copy);
+    return copy;
+  }
+
+  // Sizes stay, strides are others.
+  static void copyType(const Value* from, Value* to, at::ScalarType dtype) {
+    const auto type = from->type()->cast<c10::TensorType>();
+    to->setType((type ? type : c10::TensorType::get())
+                    ->withStrides(c10::VaryingShape<c10::Stride>())
+                    ->withScalarType(dtype));
+  }
+
+  void separate(Block* block) {
+    for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+      auto* node = *it++;
+      for (auto* nested : node->blocks()) {
+        separate(nested);
+      }
+      if (!dequantizeParams(node)) {
+        continue;
+      }
+      const auto uses = node->output()->uses();
+      std::unordered_set<const Node*> readers;
+      for (const auto& use : uses) {
+        // The same node may read it twice; the first reader keeps the original.
+        if (!readers.insert(use.user).second || readers.size() == 1 ||
+            use.user->owningBlock() != block || use.user == block->return_node()) {
+          continue;
+        }
+        auto* copy = graph_->createClone(node, [](Value* v) { return v; });
+        copy->insertBefore(use.user);
+        for (size_t i = 0; i < use.user->inputs().size(); ++i) {
+          if (use.user->input(i) == node->output()) {
+            use.user->replaceInput(i, copy->output());
+          }
+        }
+      }
+    }
+  }
+
+  GraphPtr graph_;
+  bool found_ = false;
+  std::unordered_set<const Node*> pure_;
+};
+
+}  // namespace
+
+void prepareQuantized(const GraphPtr& graph) { Preparer(graph).run(); }
+
+}  // namespace llga

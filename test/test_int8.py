@@ -1,0 +1,489 @@
+"""8-bit graphs: what goes into one group, and that numbers agree to one quantization step.
+
+The graphs are written by hand, as torch.ao's reference flow and others leave them: values are
+quantized and dequantized between float operators, weights are dequantized constants.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import llga_fuser
+from llga_fuser import _C
+from util import Fused, fused_graph, fuses, to_script
+
+pytestmark = pytest.mark.usefixtures("fuser", "one_thread")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_numbers() -> Iterator[None]:
+    """For tests whose 8-bit numbers are so small that sums of two products fit into 16 bit."""
+    before = _C.allow_int8_saturation(True)
+    yield
+    _C.allow_int8_saturation(before)
+
+
+def qdq(x: Tensor, scale: float, zero_point: int = 0, dtype: torch.dtype = torch.quint8) -> Tensor:
+    return torch.quantize_per_tensor(x, scale, zero_point, dtype).dequantize()
+
+
+def weight(*shape: int, per_channel: bool = True, axis: int = 0, largest: int = 64) -> Tensor:
+    """QInt8; two neighbours are at most 128 together unless `largest` is more than 64."""
+    integers = torch.randint(-largest, largest, shape, dtype=torch.int8)
+    integers.flatten()[0] = -largest
+    if not per_channel:
+        return torch._make_per_tensor_quantized_tensor(integers, 0.02, 0)
+    channels = shape[axis]
+    scales = torch.linspace(0.01, 0.03, channels, dtype=torch.double)
+    zeros = torch.zeros(channels, dtype=torch.long)
+    return torch._make_per_channel_quantized_tensor(integers, scales, zeros, axis)
+
+
+class Layer(nn.Module):
+    """Data in 8 bits -> a multiplying op with an 8-bit weight -> what follows."""
+
+    def __init__(
+        self,
+        op: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        w: Tensor,
+        bias: int | None,
+        post: Callable[..., Tensor] = lambda y, other: y,
+        out: tuple[float, int, torch.dtype] | None = None,
+        data: tuple[float, int, torch.dtype] = (0.02, 3, torch.quint8),
+    ) -> None:
+        super().__init__()
+        self.op, self.w, self.post, self.out, self.data = op, w, post, out, data
+        self.bias = None if bias is None else nn.Parameter(torch.randn(bias), False)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y = self.op(qdq(x, *self.data), self.w.dequantize(), self.bias)
+        y = self.post(y, other)
+        return y if self.out is None else qdq(y, *self.out)
+
+
+OPS: dict[str, tuple[Any, ...]] = {
+    "conv": (lambda x, w, b: F.conv2d(x, w, b, padding=1), (16, 8, 3, 3), 16, (2, 8, 9, 9)),
+    "conv1x1": (lambda x, w, b: F.conv2d(x, w, b), (32, 16, 1, 1), 32, (2, 16, 7, 7)),
+    "strided": (lambda x, w, b: F.conv2d(x, w, b, 2, 1), (16, 3, 3, 3), 16, (1, 3, 16, 16)),
+    "depthwise": (
+        lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=16),
+        (16, 1, 3, 3),
+        16,
+        (2, 16, 9, 9),
+    ),
+    "grouped": (
+        lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=2),
+        (16, 8, 3, 3),
+        16,
+        (1, 16, 8, 8),
+    ),
+    "conv1d": (lambda x, w, b: F.conv1d(x, w, b, padding=1), (16, 8, 3), 16, (2, 8, 20)),
+    "conv3d": (lambda x, w, b: F.conv3d(x, w, b), (8, 4, 3, 3, 3), 8, (1, 4, 6, 6, 6)),
+    "transposed": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2),
+        (8, 16, 3, 3),
+        16,
+        (1, 8, 7, 7),
+    ),
+    "linear": (F.linear, (24, 32), 24, (5, 32)),
+    "linear3d": (F.linear, (24, 32), 24, (2, 5, 32)),
+    "matmul": (lambda x, w, b: torch.matmul(x, w), (32, 24), None, (2, 5, 32)),
+}
+
+POSTS: dict[str, tuple[Any, int]] = {  # what follows, and with how many ops more
+    "none": (lambda y, other: y, 0),
+    "relu": (lambda y, other: F.relu(y), 0),
+    "clamp": (lambda y, other: torch.clamp(y, 0.0, 6.0), 0),
+    "silu": (lambda y, other: F.silu(y), 0),
+    "hardswish": (lambda y, other: F.hardswish(y), 0),
+    "gelu": (lambda y, other: F.gelu(y), 0),
+    "sigmoid": (lambda y, other: torch.sigmoid(y), 0),
+    "add": (lambda y, other: y + qdq(other, 0.05, 7), 0),
+    "add_relu": (lambda y, other: F.relu(y + qdq(other, 0.05, 7)), 0),
+}
+
+OUTPUTS: dict[str, tuple[float, int, torch.dtype] | None] = {
+    "float": None,
+    "quint8": (0.09, 11, torch.quint8),
+    "qint8": (0.13, -4, torch.qint8),
+}
+
+
+def run(
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    *,
+    step: float | None = None,
+    groups: int | None = 1,
+    inside: str = "",
+    fallbacks: bool = False,
+) -> Fused:
+    """Compares with eager, call by call; `step` is what one quantization step may change."""
+    before = Counter(_C.fallbacks())
+    with torch.no_grad():
+        expected = module(*inputs)
+        script = to_script(module, inputs)
+        for _ in range(4):
+            result = script(*inputs)
+            assert result.dtype == expected.dtype and result.shape == expected.shape
+            if result.is_quantized:
+                assert result.qscheme() == expected.qscheme()
+                assert result.q_scale() == expected.q_scale()
+                assert result.q_zero_point() == expected.q_zero_point()
+            a, e = result.dequantize(), expected.dequantize()
+            # Sums of integers are exact in both; scales are multiplied in another order.
+            slack = 2e-5 * float(e.abs().max())
+            limit = slack if step is None else 1.001 * step + slack
+            assert float((a - e).abs().max()) <= limit
+            if step is not None:  # a step apart only where the value lies between two
+                assert float(((a - e).abs() > step / 2).float().mean()) < 0.02
+        found = fused_graph(script, *inputs)
+    happened = Counter(_C.fallbacks()) - before
+    assert fallbacks or not happened, f"ran in the interpreter: {dict(happened)}\n{found}"
+    if groups is not None:
+        assert len(found.groups) == groups, str(found)
+    for name in inside.split():
+        assert any(k.startswith(f"aten::{name}") for k in found.inside), str(found)
+        assert not any(k.startswith(f"aten::{name}") for k in found.outside), str(found)
+    return found
+
+
+def other_operand(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.randn_like(module(x, torch.zeros(())))
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+@pytest.mark.parametrize("post", POSTS)
+@pytest.mark.parametrize("op", OPS)
+def test_pattern(op: str, post: str, out: str) -> None:
+    function, shape, bias, data_shape = OPS[op]
+    w = weight(*shape, per_channel=op != "matmul", axis=1 if op == "transposed" else 0)
+    x = torch.rand(data_shape) * 4 - 0.05
+    plain = Layer(function, w, bias)
+    other = other_operand(plain, x)
+    target = OUTPUTS[out]
+    if target is not None:  # values that fill the range of the output
+        with torch.no_grad():
+            low, high = torch.aminmax(POSTS[post][0](plain(x, other), other))
+        target = (max(float(high - low) / 200, 1e-3), *target[1:])
+    module = Layer(function, w, bias, POSTS[post][0], target)
+    found = run(module, (x, other), step=None if target is None else target[0])
+    # Only the quantization of what comes in may be left to aten.
+    left = {k for k in found.outside if k.startswith("aten::")}
+    assert left <= {"aten::quantize_per_tensor", "aten::dequantize"}, str(found)
+    # oneDNN adds 8-bit data only where the sum becomes 8 bits wide as well.
+    lone = target is not None or post.startswith("add")
+    assert found.outside["aten::dequantize"] <= lone, str(found)
+
+
+@pytest.mark.parametrize("data", [(0.02, 0, torch.quint8), (0.02, 128, torch.quint8)])
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("op", ["conv", "depthwise", "linear", "transposed"])
+def test_parameters(op: str, per_channel: bool, data: tuple[float, int, torch.dtype]) -> None:
+    function, shape, bias, data_shape = OPS[op]
+    w = weight(*shape, per_channel=per_channel, axis=1 if op == "transposed" else 0)
+    x = torch.randn(data_shape)
+    module = Layer(function, w, bias, data=data)
+    run(module, (x, torch.zeros(())), inside=F.conv2d.__name__ if op == "none" else "")
+    run(Layer(function, w, None, data=data), (x, torch.zeros(())))
+
+
+@pytest.mark.usefixtures("small_numbers")
+@pytest.mark.parametrize("op", ["conv", "linear"])
+def test_signed_data(op: str) -> None:
+    function, shape, bias, data_shape = OPS[op]
+    if _C.runtime_info()["isa"] == "avx2":
+        pytest.skip("oneDNN halves the weights of signed data here, which rounds them")
+    w = weight(*shape, largest=32)
+    run(
+        Layer(function, w, bias, data=(0.02, 5, torch.qint8)),
+        (torch.randn(data_shape), torch.zeros(())),
+    )
+
+
+class Product(nn.Module):
+    def __init__(self, op: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.op(qdq(a, 0.05, 10), qdq(b, 0.05, 0, torch.qint8))
+
+
+@pytest.mark.usefixtures("small_numbers")
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        (torch.matmul, ((2, 3, 7, 16), (2, 3, 16, 5))),
+        (torch.bmm, ((4, 7, 16), (4, 16, 5))),
+        (torch.mm, ((7, 16), (16, 5))),
+    ],
+)
+def test_products_of_data(op: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+    a, b = (torch.randn(s) for s in shapes)
+    run(Product(op), (a, b), inside=op.__name__)
+
+
+class Attention(nn.Module):
+    """Self-attention as quantization leaves it: two products of data, softmax between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = weight(96, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        qkv = qdq(F.linear(qdq(x, 0.05, 60), self.w.dequantize()), 0.4, 0, torch.qint8)
+        q, k, v = (p.view(b, t, 4, 8).transpose(1, 2) for p in qkv.chunk(3, -1))
+        scores = (q @ k.transpose(-2, -1)) * 0.05
+        attended = qdq(scores.softmax(-1), 1 / 255, 0) @ v
+        return qdq(attended.transpose(1, 2).reshape(b, t, c), 0.2, 0, torch.qint8)
+
+
+@pytest.mark.usefixtures("small_numbers")
+def test_attention() -> None:
+    found = run(
+        Attention(), (torch.randn(2, 10, 32),), step=0.2, groups=None, inside="linear matmul softmax"
+    )
+    # Views are of 8-bit values: nothing float lies between the linear layer and the products.
+    assert found.outside["aten::dequantize"] <= 1, str(found)
+
+
+def test_saturation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of full range: exact where the processor has VNNI, else left in float."""
+    function, _, bias, data_shape = OPS["conv"]
+    w = weight(16, 8, 3, 3, largest=127)
+    module = Layer(function, w, bias, data=(0.02, 0, torch.quint8))
+    x = torch.rand(data_shape) * 5
+    saturates = _C.runtime_info()["int8_saturates"]
+    found = run(module, (x, torch.zeros(())), groups=0 if saturates else 1)
+    assert not saturates or "16 bit" in str(found.refused), str(found)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = weight(width, width, 3, 3), weight(width, width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = qdq(F.relu(F.conv2d(x, self.a.dequantize(), None, padding=1)), 0.5)
+        return qdq(F.relu(F.conv2d(y, self.b.dequantize()) + x), 0.5)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = weight(16, 3, 3, 3)
+        self.blocks = nn.Sequential(Block(16), Block(16))
+        self.head = weight(10, 16 * 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = qdq(F.relu(F.conv2d(qdq(x, 0.02, 128), self.stem.dequantize(), None, 2, 1)), 0.05)
+        x = self.blocks(x)
+        x = qdq(F.max_pool2d(x, 2), 0.5)
+        x = qdq(torch.flatten(x, 1), 0.5)
+        return F.linear(x, self.head.dequantize())
+
+
+def test_residual_blocks_stay_in_8_bits() -> None:
+    module, x = Residual().eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = module(x)
+        script = llga_fuser.compile(module, x)
+        torch.testing.assert_close(script(x), expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
+    report = llga_fuser.report(script, x).to_dict()
+    types = [o["dtype"] for g in report["groups"] for o in g["outputs"]]
+    assert types[:-1] and set(types[:-1]) == {"quint8"}, types
+    assert report["summary"]["groups"] == 7, report["summary"]  # 5 convolutions, pool, linear
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_any_shape_and_thread_count(scripted: bool) -> None:
+    function, shape, bias, _ = OPS["conv"]
+    module = Layer(function, weight(*shape), bias, out=(0.2, 3, torch.quint8))
+    script = to_script(module, (torch.rand(2, 8, 9, 9), torch.zeros(())))
+    before = Counter(_C.fallbacks())
+    for size in ((2, 8, 9, 9), (2, 8, 9, 9), (1, 8, 5, 7), (3, 8, 12, 4), (2, 8, 9, 9)):
+        for strides in ("plain", "channels_last", "sliced"):
+            x = torch.rand(size) * 4
+            if strides == "channels_last":
+                x = x.contiguous(memory_format=torch.channels_last)
+            elif strides == "sliced":
+                x = torch.rand(size[0], 16, *size[2:])[:, ::2] * 4
+            with torch.no_grad():
+                a, e = script(x, torch.zeros(())), module(x, torch.zeros(()))
+            assert float((a - e).abs().max()) <= 0.2001
+    assert not Counter(_C.fallbacks()) - before
+
+
+class ReadsQuantized(nn.Module):
+    """A quantized tensor leaves the group, and other quantized ops read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = weight(16, 8, 3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.conv2d(qdq(x, 0.02), self.w.dequantize())
+        q = torch.quantize_per_tensor(y, 0.3, 5, torch.quint8)
+        return q, q.int_repr(), torch.relu(q).dequantize()
+
+
+def test_results_are_quantized_tensors() -> None:
+    module, x = ReadsQuantized(), torch.rand(1, 8, 9, 9) * 4
+    with torch.no_grad():
+        script = to_script(module, (x,))
+        for _ in range(3):
+            q, integers, positive = script(x)
+            eq, _, _ = module(x)
+            assert q.is_quantized and q.q_scale() == eq.q_scale() and q.q_zero_point() == 5
+            assert torch.equal(q.int_repr(), integers)
+            assert torch.equal(positive, torch.relu(q).dequantize())
+            assert int((q.int_repr().int() - eq.int_repr().int()).abs().max()) <= 1
+        found = fused_graph(script, x)
+    assert len(found.groups) == 1, str(found)
+    copied = copy.deepcopy(q)
+    assert copied.q_scale() == q.q_scale() and (q.dequantize() + 1).shape == q.shape
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pool(name: str) -> None:
+    def module(x: Tensor) -> Tensor:
+        return qdq(POOLS[name](qdq(x, 0.03, 100)), 0.03, 100)
+
+    run_function(module, torch.randn(2, 8, 12, 12), 0.03, name)
+
+
+def run_function(function: Callable[[Tensor], Tensor], x: Tensor, step: float, inside: str) -> None:
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    run(Module(), (x,), step=step, inside=inside)
+
+
+def test_cat() -> None:
+    def module(x: Tensor) -> Tensor:
+        parts = [qdq(x[:, i : i + 3], 0.03, 100) for i in (0, 3)]
+        return qdq(torch.cat(parts, 1), 0.03, 100)
+
+    run_function(module, torch.randn(2, 6, 8, 8), 0.03, "cat")
+
+
+def test_softmax_and_layer_norm_quantize() -> None:
+    run_function(lambda x: qdq(torch.softmax(x, -1), 1 / 255), torch.randn(4, 32), 1 / 255, "softmax")
+    run_function(
+        lambda x: qdq(F.layer_norm(x, (32,)), 0.03, 128), torch.randn(4, 32), 0.03, "layer_norm"
+    )
+
+
+def test_parameters_that_are_not_constant_stay_outside() -> None:
+    class Dynamic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = weight(16, 8, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = x.abs().max() / 100
+            zero = torch.zeros((), dtype=torch.long)
+            q = torch.quantize_per_tensor(x, scale, zero, torch.quint8)
+            return F.conv2d(q.dequantize(), self.w.dequantize())
+
+    found = run(Dynamic(), (torch.rand(1, 8, 9, 9),), groups=None, fallbacks=True)
+    assert not any(k == "aten::quantize_per_tensor" for k in found.inside), str(found)
+
+
+def test_wide_and_narrow_quantization() -> None:
+    """32 bit is not for oneDNN; numbers are eager's."""
+
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(qdq(x, 0.01, 0, torch.qint32))
+
+    run(Wide(), (torch.randn(3, 4),), groups=0)
+
+
+def test_a_dequantized_value_that_is_written_to() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = weight(16, 8, 3, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            d = qdq(x, 0.02)
+            d[:, 0] = 1.0
+            return F.conv2d(d, self.w.dequantize()), d
+
+    module, x = Writes(), torch.rand(1, 8, 9, 9) * 4
+    with torch.no_grad():
+        script = to_script(module, (x,))
+        for _ in range(3):
+            for a, e in zip(script(x), module(x), strict=True):
+                torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
+
+
+def test_nan_is_quantized_as_in_eager() -> None:
+    function, shape, bias, data_shape = OPS["conv"]
+    module = Layer(function, weight(*shape), bias, out=(0.2, 3, torch.quint8))
+    x = torch.rand(data_shape)
+    with torch.no_grad():
+        script = to_script(module, (x, torch.zeros(())))
+        for value in (float("nan"), float("inf"), -float("inf"), 0.0):
+            x[0, 0, 4, 4] = value
+            for _ in range(3):
+                a, e = script(x, torch.zeros(())), module(x, torch.zeros(()))
+                assert float((a - e).abs().max()) <= 0.2001
+
+
+def test_weights_are_packed_once_in_8_bits() -> None:
+    w = weight(64, 32, 3, 3)
+    module = Layer(
+        lambda x, w, b: F.conv2d(x, w, b, padding=1), w, None, data=(0.02, 0, torch.quint8)
+    ).eval()
+    x = torch.rand(1, 32, 8, 8)
+    before = llga_fuser.cache_info().packed_bytes
+    made = llga_fuser.compile(module, [(x, torch.zeros(())), (torch.rand(2, 32, 9, 9), torch.zeros(()))])
+    grown = llga_fuser.cache_info().packed_bytes - before
+    assert w.numel() <= grown <= 1.5 * w.numel()  # blocks may be padded; not 4 bytes each
+    with torch.no_grad():
+        torch.testing.assert_close(
+            made(x, torch.zeros(())), module(x, torch.zeros(())), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.skipif(not fuses(torch.bfloat16), reason="no bfloat16 kernels on this processor")
+def test_bf16_around_8_bits() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = weight(16, 8, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            data = qdq(x, 0.02).to(torch.bfloat16)
+            y = F.relu(F.conv2d(data, self.w.dequantize().to(torch.bfloat16)))
+            return qdq(y.float(), 0.3)
+
+    run(Mixed(), (torch.rand(1, 8, 9, 9) * 4,), step=0.3, inside="conv")
