@@ -67,3 +67,6 @@ def test_command() -> None:
     assert min(results["fp32"]["cosine"]) > 0.9999
     for r in results.values():
         assert set(r["milliseconds"]) == {"batch 1", "batch 8"}
+        assert r["memory"] > 0
+    # The embedding table, half of the weights, stays in float32.
+    assert results["int8"]["file"] < 0.7 * results["fp32"]["file"]
