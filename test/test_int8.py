@@ -260,7 +260,11 @@ class Attention(nn.Module):
 @pytest.mark.usefixtures("small_numbers")
 def test_attention() -> None:
     found = run(
-        Attention(), (torch.randn(2, 10, 32),), step=0.2, groups=None, inside="linear matmul softmax"
+        Attention(),
+        (torch.randn(2, 10, 32),),
+        step=0.2,
+        groups=None,
+        inside="linear matmul softmax",
     )
     # Views are of 8-bit values: nothing float lies between the linear layer and the products.
     assert found.outside["aten::dequantize"] <= 1, str(found)
@@ -307,7 +311,9 @@ def test_residual_blocks_stay_in_8_bits() -> None:
     with torch.no_grad():
         expected = module(x)
         script = llga_fuser.compile(module, x)
-        torch.testing.assert_close(script(x), expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
+        torch.testing.assert_close(
+            script(x), expected, rtol=0.02, atol=0.02 * float(expected.abs().max())
+        )
     report = llga_fuser.report(script, x).to_dict()
     types = [o["dtype"] for g in report["groups"] for o in g["outputs"]]
     assert types[:-1] and set(types[:-1]) == {"quint8"}, types
@@ -394,7 +400,9 @@ def test_cat() -> None:
 
 
 def test_softmax_and_layer_norm_quantize() -> None:
-    run_function(lambda x: qdq(torch.softmax(x, -1), 1 / 255), torch.randn(4, 32), 1 / 255, "softmax")
+    run_function(
+        lambda x: qdq(torch.softmax(x, -1), 1 / 255), torch.randn(4, 32), 1 / 255, "softmax"
+    )
     run_function(
         lambda x: qdq(F.layer_norm(x, (32,)), 0.03, 128), torch.randn(4, 32), 0.03, "layer_norm"
     )
@@ -465,7 +473,9 @@ def test_weights_are_packed_once_in_8_bits() -> None:
     ).eval()
     x = torch.rand(1, 32, 8, 8)
     before = llga_fuser.cache_info().packed_bytes
-    made = llga_fuser.compile(module, [(x, torch.zeros(())), (torch.rand(2, 32, 9, 9), torch.zeros(()))])
+    made = llga_fuser.compile(
+        module, [(x, torch.zeros(())), (torch.rand(2, 32, 9, 9), torch.zeros(()))]
+    )
     grown = llga_fuser.cache_info().packed_bytes - before
     assert w.numel() <= grown <= 1.5 * w.numel()  # blocks may be padded; not 4 bytes each
     with torch.no_grad():
