@@ -16,9 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["ENGINES", "BenchError", "Engine", "ModelResult", "Options", "run_model"]
+from llga_fuser.bench.peers import PEERS, not_applicable
 
-ENGINES = ("eager", "torchscript", "builtin", "llga_fuser")
+__all__ = ["ENGINES", "KNOWN", "BenchError", "Engine", "ModelResult", "Options", "run_model"]
+
+ENGINES = ("eager", "torchscript", "builtin", "llga_fuser")  # by default
+KNOWN = (*ENGINES[:-1], *PEERS, ENGINES[-1])
 
 # Relative (L2) error against eager fp32 up to which numbers agree. In fp32 another order of
 # summation moves a value by some 1e-7, and the deepest networks make that a hundred times larger.
@@ -49,6 +52,7 @@ class Options:
     engines: tuple[str, ...]
     timeout: float
     verbose: bool
+    fpmath: str | None = None  # of llga_fuser alone
 
 
 @dataclass
@@ -57,9 +61,11 @@ class Engine:
 
     name: str
     failure: str | None = None
+    not_applicable: str | None = None  # why it was not asked to run this at all
     median: float = 0.0
     minimum: float = 0.0
     spread: float = 0.0  # interquartile range of a round's calls, relative to its median
+    first_result: float = 0.0  # from the module to the first result, compilation included
     warm_up: float = 0.0
     warm_up_calls: int = 0
     max_abs_error: float | None = 0.0  # None: not finite, or of another shape
@@ -72,6 +78,10 @@ class Engine:
     fallbacks: dict[str, int] | None = None
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def ran(self) -> bool:
+        return self.failure is None and self.not_applicable is None
+
 
 @dataclass
 class ModelResult:
@@ -83,13 +93,14 @@ class ModelResult:
     engines: list[Engine] = field(default_factory=list)
     bf16_rounding: float | None = None  # relative error of eager's own bf16
     limit: float = FP32_LIMIT
+    fpmath_limit: float | None = None  # for llga_fuser, with --fpmath
     rounds: int = 0
     rounds_left_out: int = 0
     foreign_load: float | None = None  # the highest of the rounds that count, in CPUs
 
     def engine(self, name: str) -> Engine | None:
         """The engine, if it ran to the end."""
-        return next((e for e in self.engines if e.name == name and e.failure is None), None)
+        return next((e for e in self.engines if e.name == name and e.ran), None)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,6 +122,7 @@ class Process:
             "image_size": options.image_size,
             "threads": options.threads,
             "seconds": options.seconds,
+            "fpmath": options.fpmath,
             "folder": folder,
             "root": str(package.parent),
         }
@@ -120,6 +132,8 @@ class Process:
             "MKL_NUM_THREADS": str(options.threads),
             "PYTHONWARNINGS": "ignore",
             "HF_HUB_OFFLINE": "1",
+            # What an earlier run has compiled would make this warm-up look short.
+            "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, f"inductor_{engine}"),
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
@@ -190,7 +204,11 @@ def run_model(model: str, options: Options, progress: Callable[[str], None]) -> 
         processes: list[Process] = []
         try:
             reference.send("load")
-            processes += [Process(e, model, folder, options) for e in options.engines]
+            processes += [
+                Process(e, model, folder, options)
+                for e in options.engines
+                if not_applicable(e, options.dtype) is None
+            ]
             # Loading takes as long as all the rest together and is not timed: all at once.
             for p in processes:
                 p.send("load")
@@ -201,6 +219,8 @@ def run_model(model: str, options: Options, progress: Callable[[str], None]) -> 
             if options.dtype == "bf16":
                 result.bf16_rounding = answer["bf16_rounding"]
                 result.limit = BF16_TIMES_EAGER * answer["bf16_rounding"] + BF16_LIMIT
+            elif options.fpmath:
+                result.fpmath_limit = BF16_TIMES_EAGER * answer["bf16_rounding"] + BF16_LIMIT
             _run_engines(result, processes, progress)
         finally:
             for p in (reference, *processes):
@@ -213,9 +233,12 @@ def _run_engines(
 ) -> None:
     options = result.options
     live: list[tuple[Process, Engine]] = []
+    by_name = {name: Engine(name) for name in options.engines}
+    result.engines.extend(by_name.values())
+    for engine in result.engines:
+        engine.not_applicable = not_applicable(engine.name, options.dtype)
     for p in processes:
-        engine = Engine(p.engine)
-        result.engines.append(engine)
+        engine = by_name[p.engine]
         progress(f"load {p.engine}")
         try:
             p.answer()
@@ -236,6 +259,7 @@ def _run_engines(
 
     def warm_up(p: Process, engine: Engine) -> None:
         answer = p.ask("build")
+        engine.first_result = answer["first_result_seconds"]
         engine.warm_up = answer["warm_up_seconds"]
         engine.warm_up_calls = answer["warm_up_calls"]
         engine.groups = answer.get("groups")
@@ -268,12 +292,15 @@ def _judge(result: ModelResult, engine: Engine, answer: dict[str, Any]) -> None:
         before = getattr(engine, field_name)
         worse = None if value is None or before is None else max(value, before)
         setattr(engine, field_name, worse)
-    engine.agrees = engine.relative_error is not None and engine.relative_error <= result.limit
+    limit = result.limit
+    if engine.name == "llga_fuser" and result.fpmath_limit is not None:
+        limit = result.fpmath_limit
+    engine.agrees = engine.relative_error is not None and engine.relative_error <= limit
 
 
 def _summarise(result: ModelResult) -> None:
     """Medians over the rounds in which the machine was quiet, or over all if too few were."""
-    done = [e for e in result.engines if e.failure is None]
+    done = [e for e in result.engines if e.ran]
     result.rounds = result.options.rounds
     foreign = [
         max((e.rounds[i]["foreign"] or 0.0 for e in done), default=0.0)

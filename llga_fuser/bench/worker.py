@@ -12,6 +12,7 @@ it. Commands are read from standard input, one line each, and each has one answe
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -30,15 +31,25 @@ SAMPLE_SECONDS = 50e-6
 CHECK_SEED, TIMED_SEED = 1000, 1
 
 
-def models() -> Any:
-    """The package's `_models`, without the package (whose import loads the fuser)."""
-    path = pathlib.Path(__file__).parent.parent / "_models.py"
-    spec = importlib.util.spec_from_file_location("_models", path)
+def sibling(path: str) -> Any:
+    """A module of the package, without the package (whose import loads the fuser)."""
+    file = pathlib.Path(__file__).parent / path
+    if file.stem in sys.modules:
+        return sys.modules[file.stem]
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["_models"] = module
+    sys.modules[file.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def models() -> Any:
+    return sibling("../_models.py")
+
+
+def peers() -> Any:
+    return sibling("peers.py")
 
 
 def flat(output: Any) -> Any:
@@ -47,6 +58,8 @@ def flat(output: Any) -> Any:
 
     if isinstance(output, torch.Tensor):
         return output.detach().float().flatten()
+    if hasattr(output, "__array__"):  # of another engine, perhaps in memory that it uses again
+        return torch.tensor(output).float().flatten()
     values = output.values() if isinstance(output, dict) else output
     return torch.cat([flat(v) for v in values])
 
@@ -189,6 +202,23 @@ class LlgaFuser(Engine):
         return dict(llga_fuser._C.fallbacks())
 
 
+class Peer(Engine):
+    """One of `peers.py`."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        super().__init__(options["dtype"] == "bf16")
+        self.name, self.options = name, options
+
+    def prepare(self, module: Any, inputs: tuple[Any, ...]) -> Run:
+        folder = pathlib.Path(self.options["folder"]) / self.name
+        folder.mkdir()
+        context = peers().Context(
+            module, inputs, self.options["dtype"], self.options["threads"], folder
+        )
+        run: Run = peers().prepare(self.name, context)
+        return run
+
+
 ENGINES: dict[str, type[Engine]] = {
     "eager": Eager,
     "torchscript": TorchScript,
@@ -239,9 +269,17 @@ class Worker:
         if self.options["engine"] == "llga_fuser":
             import llga_fuser
 
-            assert llga_fuser
+            if self.options.get("fpmath"):
+                llga_fuser.set_fpmath_mode(self.options["fpmath"])
+        elif self.options["engine"] in peers().PEERS:
+            for module in peers().PEERS[self.options["engine"]].modules:
+                importlib.import_module(module)
         self.make(calibrated=False)
         return {}
+
+    def make_engine(self) -> Engine:
+        name = self.options["engine"]
+        return Peer(name, self.options) if name not in ENGINES else ENGINES[name](self.bf16)
 
     def reference(self, torch: Any) -> dict[str, Any]:
         """Calibrates the weights, and answers in fp32 eager what the others have to answer."""
@@ -250,7 +288,7 @@ class Worker:
         answers = torch.stack([flat(self.module(*c)) for c in self.checks])
         torch.save(answers, self.folder / "answers.pt")
         rounding = None
-        if self.bf16:
+        if self.bf16 or self.options.get("fpmath"):
             eager = Eager(bf16=True).prepare(self.module, self.inputs)
             rounding = self.errors(torch, eager, answers)["relative"]
         return {
@@ -268,7 +306,7 @@ class Worker:
         del weights
         forget_peak()
 
-        self.engine = ENGINES[self.options["engine"]](self.bf16)
+        self.engine = self.make_engine()
         start = clock()
         self.run = self.engine.prepare(self.module, self.inputs)
         prepared = clock() - start
@@ -287,6 +325,7 @@ class Worker:
         answers = torch.load(self.folder / "answers.pt")
         result = {
             "prepare_seconds": prepared,
+            "first_result_seconds": prepared + calls[0],
             "warm_up_seconds": prepared + sum(calls[:first]),
             "warm_up_calls": first,
             **self.errors(torch, self.run, answers),

@@ -1,0 +1,88 @@
+"""The engines of `llga_fuser/bench/peers.py`, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+
+from llga_fuser.bench import AGREE, peers
+from test_bench import QUICK, run
+
+INSTALLED = [
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.skipif(
+                peers.missing(name) is not None, reason=f"needs the extra peers for {name}"
+            ),
+            *([pytest.mark.slow] if name == "inductor" else []),  # compiles for 20 seconds
+            *(
+                [pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")]
+                if name == "inductor"
+                else []
+            ),
+        ],
+    )
+    for name in peers.PEERS
+]
+
+
+def measure(tmp_path: pathlib.Path, *arguments: str) -> dict[str, Any]:
+    file = tmp_path / "result.json"
+    done = run("bench", *arguments, *QUICK, "--json", str(file))
+    assert done.returncode == AGREE, done.stdout + done.stderr
+    (model,) = json.loads(file.read_text())["models"]
+    return {e["name"]: e for e in model["engines"]}
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_peer_agrees_with_eager(name: str, tmp_path: pathlib.Path) -> None:
+    engine = measure(tmp_path, "tinyconv", "--batch", "2", "--engines", name)[name]
+    assert engine["failure"] is None
+    assert engine["agrees"]
+    assert 0 < engine["minimum"] <= engine["median"]
+    assert engine["first_result"] > 0
+    assert engine["warm_up"] > 0
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_peer_in_bf16(name: str, tmp_path: pathlib.Path) -> None:
+    engines = measure(tmp_path, "mlp", "--dtype", "bf16", "--engines", f"eager,{name},llga_fuser")
+    engine = engines[name]
+    reason = peers.not_applicable(name, "bf16")
+    assert engine["not_applicable"] == reason
+    if reason is None and engine["failure"] is not None:
+        # OpenVINO says which type it takes where the processor has no bf16.
+        assert "computes in f32" in engine["failure"]
+    elif reason is None:
+        assert engine["agrees"], engine
+        assert engine["relative_error"] > 1e-4, "it did not round to bf16"
+
+
+def test_each_peer_is_described() -> None:
+    for name, peer in peers.PEERS.items():
+        assert peer.name == name
+        assert peer.what
+
+
+def test_fpmath_is_for_our_engine_alone(tmp_path: pathlib.Path) -> None:
+    engines = measure(tmp_path, "mlp", "--fpmath", "bf16", "--engines", "torchscript,llga_fuser")
+    assert engines["torchscript"]["relative_error"] < 1e-4
+    assert engines["llga_fuser"]["agrees"]
+
+
+def test_a_sweep_has_one_entry_for_each_batch(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "result.json"
+    arguments = ["mlp", "--batch", "1,3", "--engines", "eager,llga_fuser", *QUICK]
+    done = run("bench", *arguments, "--json", str(file))
+    assert done.returncode == AGREE, done.stdout + done.stderr
+    data = json.loads(file.read_text())
+    assert [m["options"]["batch"] for m in data["models"]] == [1, 3]
+    assert [m["options"]["threads"] for m in data["models"]] == [1, 1]
+    labels = [s["configuration"] for s in data["summary"]]
+    assert labels == ["fp32  batch 1  1 thread", "fp32  batch 3  1 thread"]
+    assert done.stdout.count("summary  fp32") == 2
