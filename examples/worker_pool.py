@@ -19,6 +19,7 @@ import http.server
 import json
 import math
 import queue
+import signal
 import statistics
 import sys
 import threading
@@ -291,6 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--port: {options.port}: {error}")
     with server:
         print(f"http://127.0.0.1:{server.server_address[1]}/predict", flush=True)
+        # What a supervisor sends ends it as Ctrl-C does: what is queued is still answered.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     pool.close()

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -343,6 +344,25 @@ def test_server_says_when_it_is_busy_or_late() -> None:
         pool.close()
         server.shutdown()
         thread.join()
+
+
+def test_server_as_a_process() -> None:
+    root = str(pathlib.Path(llga_fuser.__file__).parent.parent)
+    command = [sys.executable, "-u", str(EXAMPLES / "worker_pool.py")]
+    with subprocess.Popen(
+        [*command, "tiny", "--image-size", "8", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        port = int(url.removeprefix("http://127.0.0.1:").removesuffix("/predict"))
+        status, answer = ask(port, "POST", "/predict", bytes(768), "application/octet-stream")
+        assert status == 200
+        assert len(answer["output"][0]) == 10
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_pool_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
