@@ -75,6 +75,62 @@ class _Bert(nn.Module):
         return self.bert(input_ids=ids, attention_mask=mask, return_dict=False)[0]
 
 
+class _Gpt2(nn.Module):
+    """The first step of generation: the scores of the token that comes after a prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        self.gpt2 = GPT2LMHeadModel(GPT2Config(use_cache=False))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Any:
+        out = self.gpt2(
+            input_ids=ids,
+            attention_mask=mask,
+            use_cache=False,
+            return_dict=False,
+            logits_to_keep=1,
+        )
+        return out[0][:, -1]
+
+
+class _UNet(nn.Module):
+    """U-Net with BatchNorm and transposed convolutions, of 32 to 512 channels.
+
+    Ronneberger, Fischer, Brox 2015, in the size that is widely used for 256x256 images (Buda,
+    Saha, Mazurowski 2019): four steps down, four up, each joined with what was there before.
+    """
+
+    def __init__(self, width: int = 32, classes: int = 1) -> None:
+        super().__init__()
+        sizes = [width << i for i in range(5)]
+        self.down = nn.ModuleList(self._block(a, b) for a, b in itertools.pairwise((3, *sizes)))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(2 * b, b, 2, stride=2) for b in reversed(sizes[:-1])
+        )
+        self.join = nn.ModuleList(self._block(2 * b, b) for b in reversed(sizes[:-1]))
+        self.pool = nn.MaxPool2d(2)
+        self.out = nn.Conv2d(width, classes, 1)
+
+    @staticmethod
+    def _block(channels: int, out: int) -> nn.Module:
+        return nn.Sequential(
+            *(nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()),
+            *(nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = []
+        for i, block in enumerate(self.down):
+            x = block(self.pool(x) if i else x)
+            before.append(x)
+        before.pop()
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat((up(x), before.pop()), dim=1))
+        return torch.sigmoid(self.out(x))
+
+
 class _Output(nn.Module):
     """The "out" entry of a segmentation network's dictionary."""
 
@@ -134,7 +190,9 @@ def _torchvision(name: str, image_size: int | None) -> tuple[nn.Module, tuple[in
     everything = models.list_models()
     name = ALIASES.get(name, name)
     if name not in everything:
-        close = difflib.get_close_matches(name, [*everything, *_SMALL, "bert-base"], 3)
+        close = difflib.get_close_matches(
+            name, [*everything, *_SMALL, *_TRANSFORMERS, "unet"], 3, 0.65
+        )
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ModelError(f"unknown model {name!r}{hint}")
     family = models.get_model_builder(name).__module__.split(".")
@@ -195,6 +253,11 @@ _SMALL: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tens
     "conv_relu": (_conv_relu, _vectors(8, 4, 4), "8x4x4"),
 }
 
+_TRANSFORMERS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and their vocabulary
+    "bert-base": (_Bert, 30522),
+    "gpt2": (_Gpt2, 50257),
+}
+
 
 # ------------------------------------------------------------------------------------ calibration
 
@@ -216,12 +279,18 @@ def randomize(module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
             if name.endswith("layer_scale"):
                 parameter.uniform_(0.2, 0.5)
-            elif name.endswith(("in_proj_weight", "qkv.weight")):
+            elif name.endswith(("in_proj_weight", "qkv.weight", "c_attn.weight")):
                 parameter.mul_(2)  # attention that attends to something
+
+
+def _tied(module: nn.Module) -> list[nn.Module]:
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    return [m for m in module.modules() if isinstance(m, nn.Linear) and id(m.weight) in tables]
 
 
 def calibrate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Sets BatchNorm statistics and layer scales by what one pass over `inputs` meets."""
+    tied = _tied(module)  # a head that is the embedding too keeps that one's scale
     done: set[nn.Module] = set()
     last: list[nn.Linear] = []
 
@@ -236,6 +305,9 @@ def calibrate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
     def scale(m: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         assert isinstance(m, nn.Linear | nn.modules.conv._ConvNd)
+        if m in tied:
+            last.clear()
+            return output
         if isinstance(m, nn.Linear):
             last[:] = [m]
         if m in done:
@@ -281,7 +353,7 @@ def build(
     """Builds a network by name.
 
     Args:
-        name: a torchvision model, or "bert-base", "mlp", "tinyconv", "conv_relu".
+        name: a torchvision model, or "bert-base", "gpt2", "unet", "mlp", "tinyconv", "conv_relu".
         image_size: height and width; None is the size the published weights were trained for.
         seed: of the weights.
         calibrated: False leaves the weights as they are, for a caller that loads others.
@@ -294,11 +366,18 @@ def build(
         if name in _SMALL:
             factory, inputs, size = _SMALL[name]
             module = factory()
-        elif name == "bert-base":
+        elif name in _TRANSFORMERS:
             if importlib.util.find_spec("transformers") is None:
-                raise ModelError("bert-base needs transformers: python -m pip install transformers")
+                raise ModelError(f"{name} needs transformers: python -m pip install transformers")
             load_torchvision()  # which transformers imports
-            module, inputs, size = _Bert(), _tokens(30522, 128), "128 tokens"
+            network, vocabulary = _TRANSFORMERS[name]
+            module, inputs, size = network(), _tokens(vocabulary, 128), "128 tokens"
+        elif name == "unet":
+            pixels = image_size or 256
+            if pixels % 16:
+                raise ModelError(f"unet: the image size has to be a multiple of 16, got {pixels}")
+            module, size = _UNet(), f"{pixels}x{pixels}"
+            inputs = _images((3, pixels, pixels))
         else:
             module, shape = _torchvision(name, image_size)
             inputs, size = _images(shape), "x".join(map(str, shape[1:]))

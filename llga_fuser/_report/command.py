@@ -22,9 +22,9 @@ Runs a model and prints its fusion groups with their kernels and times, and each
 stayed outside with the reason.
 """
 EPILOG = """\
-MODEL   a torchvision classification, segmentation or video model (resnet50, ...), bert-base (needs
-        transformers), mlp, tinyconv, conv_relu: built with seeded random weights; or a file that
-        torch.jit.save wrote, whose inputs --shape describes
+MODEL   a torchvision classification, segmentation or video model (resnet50, ...), bert-base or gpt2
+        (need transformers), unet, mlp, tinyconv, conv_relu: built with seeded random weights; or a
+        file that torch.jit.save wrote, whose inputs --shape describes
 
 exit code: 0  done
            1  --strict, and something is not fused or runs in the interpreter

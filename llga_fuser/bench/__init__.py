@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any, TextIO, get_args
@@ -25,6 +26,13 @@ __all__ = ["add_arguments", "main"]
 
 AGREE, DIFFER, FAILED = 0, 1, 2
 
+# What a statement about speed should rest on.
+SUITE = (
+    *("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0"),
+    *("densenet121", "shufflenet_v2_x1_0", "vgg16", "inception_v3", "regnet_y_400mf"),
+    *("convnext_tiny", "vit_b_16", "swin_t", "bert-base", "gpt2", "unet", "mlp", "tinyconv"),
+)
+
 DESCRIPTION = """\
 Builds each model with seeded random weights, runs it through every engine - each in a process of
 its own, timed blocks taking turns - and prints latency, warm-up time, memory, fusion groups and the
@@ -33,13 +41,16 @@ llga_fuser is as each other engine and as the fastest of them, times to the firs
 """
 EPILOG = """\
 models: any torchvision classification, segmentation or video model (resnet50, lraspp, r3d_18, ...),
-        bert-base (needs transformers), mlp, tinyconv, conv_relu (what one call of a group costs)
+        bert-base and gpt2 (need transformers), unet, mlp, tinyconv, conv_relu (what one call of a
+        group costs); or "suite":
+        {suite}
 engines: eager
          torchscript: traced and frozen
          builtin: torch's own oneDNN Graph fuser
 {peers}
          llga_fuser
-         or "all". By default: {engines}. openvino and onnxruntime come with the extra "peers".
+         or "all"; by default {engines}
+         (openvino and onnxruntime come with the extra "peers")
 
 exit code: 0  the numbers agree with eager's; --compare: nothing is worse beyond the noise
            1  they do not, or a fusion group of llga_fuser ran in the interpreter once warm;
@@ -82,9 +93,15 @@ def _engines(text: str) -> tuple[str, ...]:
     return names
 
 
+def _models(names: Sequence[str]) -> list[str]:
+    expanded = (SUITE if name == "suite" else (name,) for name in names)
+    return list(dict.fromkeys(itertools.chain.from_iterable(expanded)))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG.format(
+        suite=("\n" + 8 * " ").join(textwrap.wrap(", ".join(SUITE), 92)),
         peers="\n".join(f"         {p.name}: {p.what}" for p in peers.PEERS.values()),
         engines=", ".join(ENGINES),
     )
@@ -287,7 +304,7 @@ def _fail_early(arguments: argparse.Namespace) -> str | None:
 def _compare(arguments: argparse.Namespace) -> int:
     old, new = arguments.compare
     try:
-        text, code = compare.compare(old, new, arguments.models)
+        text, code = compare.compare(old, new, _models(arguments.models))
     except compare.ResultFileError as error:
         return _fail(str(error))
     print(text)
@@ -305,7 +322,7 @@ def main(arguments: argparse.Namespace) -> int:
         return _fail(wrong)
     sweep = list(
         itertools.product(
-            dict.fromkeys(arguments.models),
+            _models(arguments.models),
             arguments.batch,
             arguments.threads or (torch.get_num_threads(),),
         )
