@@ -10,19 +10,22 @@ Imports nothing of the package, so that a process without the fuser can load thi
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import itertools
 import pathlib
 import sys
-from collections.abc import Callable
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Model", "ModelError", "build", "load_torchvision"]
+__all__ = ["Model", "ModelError", "build", "from_file", "is_file", "load_torchvision"]
 
 _library: Any = None  # the definitions live as long as this
 
@@ -393,3 +396,65 @@ def build(
         batch = max(2, min(8, 8 * 3 * 224 * 224 // first.numel()))
         calibrate(module, inputs(batch, seed + 1))
     return Model(name, module, inputs, size)
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def is_file(name: str) -> bool:
+    """Whether this means a file of torch.jit.save, and not a network by name."""
+    return name.endswith((".pt", ".pth", ".ts", ".zip")) or pathlib.Path(name).exists()
+
+
+def _load(path: str) -> Any:
+    if not pathlib.Path(path).exists():
+        raise ModelError(f"{path}: no such file")
+    if not zipfile.is_zipfile(path):
+        raise ModelError(f"{path}: not a file that torch.jit.save wrote")
+    # A detection model calls torchvision's operators, which have to be there before.
+    with contextlib.suppress(ModelError, ImportError):
+        load_torchvision()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.load(path, map_location="cpu").eval()
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ModelError(f"{path}: {lines[0] if lines else type(error).__name__}") from error
+
+
+def _random(shape: Sequence[int], dtype: str, generator: torch.Generator) -> Tensor:
+    kind: torch.dtype = getattr(torch, dtype)
+    if dtype == "bool":
+        return torch.ones(shape, dtype=kind)
+    if dtype.startswith("int"):
+        return torch.randint(0, 2, shape, dtype=kind, generator=generator)
+    return torch.randn(shape, generator=generator).to(kind)
+
+
+def from_file(path: str, shapes: Sequence[tuple[Sequence[int], str]]) -> Model:
+    """A module that torch.jit.save wrote, with the weights it has.
+
+    Args:
+        path: of the file.
+        shapes: shape and data type of each input. They are random numbers, small ones if integers.
+            Its `inputs` ignores the batch.
+
+    Raises:
+        ModelError: the file cannot be loaded, or takes another number of inputs.
+    """
+    module = _load(path)
+    arguments = module.forward.schema.arguments[1:]
+    required = sum(not a.has_default_value() for a in arguments)
+    if not required <= len(shapes) <= len(arguments):
+        takes = str(required) if len(arguments) == required else f"{required} to {len(arguments)}"
+        raise ModelError(
+            f"{path}: its forward takes {takes} inputs, --shape is given {len(shapes)} times"
+        )
+
+    def inputs(batch: int, seed: int) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(_random(*s, generator) for s in shapes)
+
+    size = ", ".join("x".join(map(str, shape)) for shape, _ in shapes)
+    return Model(pathlib.Path(path).name, module, inputs, size)

@@ -8,7 +8,10 @@ import shutil
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from llga_fuser import _models
 from llga_fuser.bench import AGREE, peers
 from test_bench import QUICK, run
 
@@ -86,3 +89,41 @@ def test_a_sweep_has_one_entry_for_each_batch(tmp_path: pathlib.Path) -> None:
     labels = [s["configuration"] for s in data["summary"]]
     assert labels == ["fp32  batch 1  1 thread", "fp32  batch 3  1 thread"]
     assert done.stdout.count("summary  fp32") == 2
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_file(frozen: bool, tmp_path: pathlib.Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.linear = nn.Embedding(2, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.linear(x)) + self.table(index)
+
+    script = torch.jit.script(Net().eval())
+    script = torch.jit.freeze(script) if frozen else script
+    script.save(str(tmp_path / "net.pt"))
+    shapes = ("--shape", "4,8", "--shape", "4:int64")
+    engines = ("--engines", "eager,inductor,llga_fuser")
+    got = measure(tmp_path, str(tmp_path / "net.pt"), *shapes, *engines)
+    assert got["inductor"]["not_applicable"] == "takes no TorchScript modules"
+    assert got["eager"]["agrees"]
+    assert got["llga_fuser"]["agrees"]
+    assert got["llga_fuser"]["groups"] == 1
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([((4, 8), "float32")], "its forward takes 2 inputs, --shape is given 1 times"),
+        ([((4, 8), "float32")] * 3, "its forward takes 2 inputs, --shape is given 3 times"),
+    ],
+)
+def test_a_file_takes_as_many_inputs_as_it_does(
+    shapes: list[tuple[tuple[int, ...], str]], message: str, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "net.pt"
+    torch.jit.trace(torch.add, (torch.rand(1), torch.rand(1))).save(str(file))
+    with pytest.raises(_models.ModelError, match=message):
+        _models.from_file(str(file), shapes)

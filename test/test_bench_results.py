@@ -333,6 +333,11 @@ def test_a_sweep_is_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "name at least one MODEL"),
         (["mlp", "--plot", "x.gif"], "'x.gif' does not end in .png or .svg"),
         (["mlp", "--dtype", "bf16", "--fpmath", "bf16"], "--fpmath is for --dtype fp32"),
+        (["mlp", "--shape", "1,2"], "--shape is for files"),
+        (["a.pt"], "a.pt: --shape has to say which inputs it takes"),
+        (["a.pt", "--shape", "1,2", "--dtype", "bf16"], "--dtype is for named models; a.pt has"),
+        (["a.pt", "--shape", "1,2", "--batch", "2"], "--batch is for named models; a.pt has"),
+        (["a.pt", "mlp", "--shape", "1,2"], "a.pt is a file: name files alone"),
     ],
 )
 def test_wrong_combinations(

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any, TextIO, get_args
 
 from llga_fuser._fpmath import FpmathMode
+from llga_fuser._models import is_file
+from llga_fuser._report.command import parse_shape
 from llga_fuser.bench import compare, peers, plot
 from llga_fuser.bench.run import ENGINES, KNOWN, BenchError, ModelResult, Options, run_model
 from llga_fuser.bench.summary import render_summary, summary_dict
@@ -44,6 +46,7 @@ models: any torchvision classification, segmentation or video model (resnet50, l
         bert-base and gpt2 (need transformers), unet, mlp, tinyconv, conv_relu (what one call of a
         group costs); or "suite":
         {suite}
+        or a file that torch.jit.save wrote, whose inputs --shape describes
 engines: eager
          torchscript: traced and frozen
          builtin: torch's own oneDNN Graph fuser
@@ -122,6 +125,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="height and width (default: what the published weights were trained for)",
+    )
+    parser.add_argument(
+        "--shape",
+        type=parse_shape,
+        action="append",
+        default=[],
+        metavar="1,3,224,224[:DTYPE]",
+        help="of one input of a file, for each input in order; random numbers",
     )
     parser.add_argument(
         "--threads",
@@ -278,6 +289,21 @@ def _fail_early(arguments: argparse.Namespace) -> str | None:
     """What is wrong with the arguments, before the work and not after it."""
     if not arguments.models:
         return "name at least one MODEL, or two files with --compare"
+    files = [name for name in arguments.models if is_file(name)]
+    if files and len(files) < len(arguments.models):
+        return f"{files[0]} is a file: name files alone, or models alone"
+    if files:
+        for flag, given in (
+            ("--dtype", arguments.dtype != "fp32"),
+            ("--batch", arguments.batch != (1,)),
+            ("--image-size", arguments.image_size is not None),
+        ):
+            if given:
+                return f"{flag} is for named models; {files[0]} has its own"
+        if not arguments.shape:
+            return f"{files[0]}: --shape has to say which inputs it takes"
+    elif arguments.shape:
+        return "--shape is for files; a named model has its own inputs (--image-size)"
     if arguments.fpmath and arguments.dtype != "fp32":
         return f"--fpmath is for --dtype fp32, not for {arguments.dtype}"
     for name in arguments.engines:
@@ -338,6 +364,7 @@ def main(arguments: argparse.Namespace) -> int:
         timeout=arguments.timeout,
         verbose=arguments.verbose,
         fpmath=arguments.fpmath,
+        shapes=tuple(arguments.shape),
     )
     facts = environment(options.engines)
     shown = ("torch", "oneDNN", "instruction set")

@@ -39,6 +39,7 @@ class Peer(NamedTuple):
     modules: tuple[str, ...]
     # Data types it does not run, and why.
     refuses: Mapping[str, str]
+    script: bool  # whether it takes TorchScript modules
 
     @property
     def what(self) -> str:
@@ -49,10 +50,10 @@ PEERS: dict[str, Peer] = {}
 
 
 def peer(
-    *modules: str, refuses: Mapping[str, str] | None = None
+    *modules: str, refuses: Mapping[str, str] | None = None, script: bool = True
 ) -> Callable[[Callable[[Context], Run]], Callable[[Context], Run]]:
     def register(make: Callable[[Context], Run]) -> Callable[[Context], Run]:
-        PEERS[make.__name__] = Peer(make.__name__, make, modules, refuses or {})
+        PEERS[make.__name__] = Peer(make.__name__, make, modules, refuses or {}, script)
         return make
 
     return register
@@ -65,10 +66,14 @@ def missing(name: str) -> str | None:
     return next((p for p in packages if importlib.util.find_spec(p) is None), None)
 
 
-def not_applicable(name: str, dtype: str) -> str | None:
-    """Why the engine does not run this data type at all; None if it does."""
+def not_applicable(name: str, dtype: str, *, script: bool = False) -> str | None:
+    """Why the engine does not run this data type, or a TorchScript module, at all."""
     known = PEERS.get(name)
-    return known.refuses.get(dtype) if known else None
+    if known is None:
+        return None
+    if script and not known.script:
+        return "takes no TorchScript modules"
+    return known.refuses.get(dtype)
 
 
 def prepare(name: str, context: Context) -> Run:
@@ -90,11 +95,12 @@ def ofi(context: Context) -> Run:
         autocast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
     with autocast:
         traced = torch.jit.trace(context.module, context.inputs, check_trace=False)
-    run: Run = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
+    # Freezes what is not frozen.
+    run: Run = torch.jit.optimize_for_inference(traced)
     return run
 
 
-@peer("torch._dynamo", "torch._inductor.compile_fx")
+@peer("torch._dynamo", "torch._inductor.compile_fx", script=False)
 def inductor(context: Context) -> Run:
     """torch.compile with freezing; needs a C++ compiler."""
     import torch
@@ -147,7 +153,11 @@ def openvino(context: Context) -> Run:
     return run
 
 
-@peer("onnxruntime", "onnx", "onnxscript", refuses={"bf16": "its CPU kernels are float32"})
+@peer(
+    *("onnxruntime", "onnx", "onnxscript"),
+    refuses={"bf16": "its CPU kernels are float32"},
+    script=False,
+)
 def onnxruntime(context: Context) -> Run:
     """ONNX Runtime's CPU provider, all graph optimisations, after torch.onnx.export."""
     import onnxruntime as ort

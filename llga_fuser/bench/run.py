@@ -53,6 +53,11 @@ class Options:
     timeout: float
     verbose: bool
     fpmath: str | None = None  # of llga_fuser alone
+    shapes: tuple[tuple[tuple[int, ...], str], ...] = ()  # of the inputs of a file
+
+    def not_applicable(self, engine: str) -> str | None:
+        """Why the engine is not asked to run this at all; None if it is."""
+        return not_applicable(engine, self.dtype, script=bool(self.shapes))
 
 
 @dataclass
@@ -123,6 +128,7 @@ class Process:
             "threads": options.threads,
             "seconds": options.seconds,
             "fpmath": options.fpmath,
+            "shapes": options.shapes,
             "folder": folder,
             "root": str(package.parent),
         }
@@ -207,7 +213,7 @@ def run_model(model: str, options: Options, progress: Callable[[str], None]) -> 
             processes += [
                 Process(e, model, folder, options)
                 for e in options.engines
-                if not_applicable(e, options.dtype) is None
+                if options.not_applicable(e) is None
             ]
             # Loading takes as long as all the rest together and is not timed: all at once.
             for p in processes:
@@ -215,7 +221,7 @@ def run_model(model: str, options: Options, progress: Callable[[str], None]) -> 
             progress("weights and eager fp32 answers")
             answer = reference.answer()
             reference.close()
-            result = ModelResult(model, answer["size"], options)
+            result = ModelResult(answer["name"], answer["size"], options)
             if options.dtype == "bf16":
                 result.bf16_rounding = answer["bf16_rounding"]
                 result.limit = BF16_TIMES_EAGER * answer["bf16_rounding"] + BF16_LIMIT
@@ -236,7 +242,7 @@ def _run_engines(
     by_name = {name: Engine(name) for name in options.engines}
     result.engines.extend(by_name.values())
     for engine in result.engines:
-        engine.not_applicable = not_applicable(engine.name, options.dtype)
+        engine.not_applicable = options.not_applicable(engine.name)
     for p in processes:
         engine = by_name[p.engine]
         progress(f"load {p.engine}")

@@ -138,7 +138,8 @@ class Engine:
         self.switch_on()
         with self.autocast():
             traced = torch.jit.trace(module, inputs, check_trace=False)
-        script: Run = torch.jit.freeze(traced)
+        # A frozen module, as a file may hold, has lost the attribute and cannot be frozen again.
+        script: Run = torch.jit.freeze(traced) if hasattr(traced, "training") else traced
         return script
 
     def switch_on(self) -> None:
@@ -252,7 +253,10 @@ class Worker:
 
     def make(self, *, calibrated: bool) -> Any:
         name, size = self.options["model"], self.options["image_size"]
-        model = models().build(name, size, calibrated=calibrated)
+        if self.options.get("shapes"):
+            model = models().from_file(name, self.options["shapes"])
+        else:
+            model = models().build(name, size, calibrated=calibrated)
         batch = self.options["batch"]
         self.module = model.module
         self.inputs = model.inputs(batch, TIMED_SEED)
@@ -292,6 +296,7 @@ class Worker:
             eager = Eager(bf16=True).prepare(self.module, self.inputs)
             rounding = self.errors(torch, eager, answers)["relative"]
         return {
+            "name": model.name,
             "size": model.size,
             "bf16_rounding": rounding,
             "varies": float(answers.std(0).norm() / answers[0].norm()),
