@@ -52,6 +52,7 @@ def test_a_peer_agrees_with_eager(name: str, tmp_path: pathlib.Path) -> None:
     assert engine["warm_up"] > 0
 
 
+@pytest.mark.slow  # one process of each, four times over
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_peer_in_bf16(name: str, tmp_path: pathlib.Path) -> None:
     engines = measure(tmp_path, "mlp", "--dtype", "bf16", "--engines", f"eager,{name},llga_fuser")
@@ -72,26 +73,24 @@ def test_each_peer_is_described() -> None:
         assert peer.what
 
 
-def test_fpmath_is_for_our_engine_alone(tmp_path: pathlib.Path) -> None:
-    engines = measure(tmp_path, "mlp", "--fpmath", "bf16", "--engines", "torchscript,llga_fuser")
-    assert engines["torchscript"]["relative_error"] < 1e-4
-    assert engines["llga_fuser"]["agrees"]
-
-
-def test_a_sweep_has_one_entry_for_each_batch(tmp_path: pathlib.Path) -> None:
+def test_a_sweep_with_fpmath(tmp_path: pathlib.Path) -> None:
+    """One entry for each batch; the mode is for our engine alone."""
     file = tmp_path / "result.json"
-    arguments = ["mlp", "--batch", "1,3", "--engines", "eager,llga_fuser", *QUICK]
-    done = run("bench", *arguments, "--json", str(file))
+    arguments = ["mlp", "--batch", "1,3", "--fpmath", "bf16", "--engines", "torchscript,llga_fuser"]
+    done = run("bench", *arguments, *QUICK, "--json", str(file))
     assert done.returncode == AGREE, done.stdout + done.stderr
     data = json.loads(file.read_text())
     assert [m["options"]["batch"] for m in data["models"]] == [1, 3]
-    assert [m["options"]["threads"] for m in data["models"]] == [1, 1]
+    for model in data["models"]:
+        script, ours = model["engines"]
+        assert script["relative_error"] < 1e-4 < model["fpmath_limit"]
+        assert ours["relative_error"] < model["fpmath_limit"]
     labels = [s["configuration"] for s in data["summary"]]
-    assert labels == ["fp32  batch 1  1 thread", "fp32  batch 3  1 thread"]
+    assert labels == [f"fp32 (fpmath bf16)  batch {b}  1 thread" for b in (1, 3)]
     assert done.stdout.count("summary  fp32") == 2
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_file(frozen: bool, tmp_path: pathlib.Path) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

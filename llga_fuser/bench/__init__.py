@@ -1,4 +1,4 @@
-"""`python -m llga_fuser bench`: this fuser beside eager, TorchScript and torch's own fuser."""
+"""`python -m llga_fuser bench`: this fuser beside eager, TorchScript, torch's own fuser and others."""
 
 from __future__ import annotations
 
