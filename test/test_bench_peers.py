@@ -67,6 +67,15 @@ def test_a_peer_in_bf16(name: str, tmp_path: pathlib.Path) -> None:
         assert engine["relative_error"] > 1e-4, "it did not round to bf16"
 
 
+def test_what_is_not_applicable() -> None:
+    assert peers.not_applicable("onnxruntime", "bf16") == "its CPU kernels are float32"
+    assert peers.not_applicable("onnxruntime", "fp32") is None
+    assert peers.not_applicable("onnxruntime", "fp32", script=True) is not None
+    for name in peers.PEERS:
+        assert peers.not_applicable(name, "int4") == "not set up for int4"
+    assert peers.not_applicable("eager", "int4") is None  # no peer: the worker decides
+
+
 def test_each_peer_is_described() -> None:
     for name, peer in peers.PEERS.items():
         assert peer.name == name

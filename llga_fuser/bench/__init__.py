@@ -1,4 +1,4 @@
-"""`python -m llga_fuser bench`: this fuser beside eager, TorchScript, torch's own fuser and others."""
+"""`python -m llga_fuser bench`: this fuser beside eager, TorchScript and other engines."""
 
 from __future__ import annotations
 

@@ -37,8 +37,9 @@ class Peer(NamedTuple):
     make: Callable[[Context], Run]
     # Imported before the clock starts, as torch is. All but torch are in the extra "peers".
     modules: tuple[str, ...]
-    # Data types it does not run, and why.
+    # Data types it does not run, and why. Others than fp32 and bf16 are those in `also` alone.
     refuses: Mapping[str, str]
+    also: tuple[str, ...]
     script: bool  # whether it takes TorchScript modules
 
     @property
@@ -50,10 +51,16 @@ PEERS: dict[str, Peer] = {}
 
 
 def peer(
-    *modules: str, refuses: Mapping[str, str] | None = None, script: bool = True
+    *modules: str,
+    refuses: Mapping[str, str] | None = None,
+    also: tuple[str, ...] = (),
+    script: bool = True,
 ) -> Callable[[Callable[[Context], Run]], Callable[[Context], Run]]:
+    """Registers an engine under its function's name; the arguments are the fields of `Peer`."""
+
     def register(make: Callable[[Context], Run]) -> Callable[[Context], Run]:
-        PEERS[make.__name__] = Peer(make.__name__, make, modules, refuses or {}, script)
+        name = make.__name__
+        PEERS[name] = Peer(name, make, modules, refuses or {}, also, script)
         return make
 
     return register
@@ -73,6 +80,8 @@ def not_applicable(name: str, dtype: str, *, script: bool = False) -> str | None
         return None
     if script and not known.script:
         return "takes no TorchScript modules"
+    if dtype not in ("fp32", "bf16", *known.also):
+        return f"not set up for {dtype}"
     return known.refuses.get(dtype)
 
 
