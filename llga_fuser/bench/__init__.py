@@ -20,7 +20,15 @@ from llga_fuser._fpmath import FpmathMode
 from llga_fuser._models import is_file
 from llga_fuser._report.command import parse_shape
 from llga_fuser.bench import compare, peers, plot
-from llga_fuser.bench.run import ENGINES, KNOWN, BenchError, ModelResult, Options, run_model
+from llga_fuser.bench.run import (
+    ENGINES,
+    INT8_ENGINES,
+    KNOWN,
+    BenchError,
+    ModelResult,
+    Options,
+    run_model,
+)
 from llga_fuser.bench.summary import render_summary, summary_dict
 from llga_fuser.bench.table import render
 
@@ -54,6 +62,12 @@ engines: eager
          llga_fuser
          or "all"; by default {engines}
          (openvino and onnxruntime come with the extra "peers")
+
+int8:   llga_fuser.quantize with 32 samples, once for all engines. eager and llga_fp32 (this fuser)
+        compute in fp32, torchscript the int8 graph without fusion, llga_fuser the same one fused.
+        SQNR (signal to quantization noise against eager fp32, in dB) and top-1 (share of inputs
+        with the same class as eager fp32) are of inputs that were not used in calibration; the
+        numbers agree from 10 dB on.
 
 exit code: 0  the numbers agree with eager's; --compare: nothing is worse beyond the noise
            1  they do not, or a fusion group of llga_fuser ran in the interpreter once warm;
@@ -89,9 +103,10 @@ def _engines(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(n for n in text.split(",") if n))
     if names == ("all",):
         names = KNOWN
-    unknown = [n for n in names if n not in KNOWN]
+    everything = (*KNOWN, "llga_fp32")
+    unknown = [n for n in names if n not in everything]
     if unknown or not names:
-        wrong, known = unknown[0] if unknown else text, ", ".join(KNOWN)
+        wrong, known = unknown[0] if unknown else text, ", ".join(everything)
         raise argparse.ArgumentTypeError(f"{wrong!r} is not an engine (choose from {known})")
     return names
 
@@ -111,7 +126,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     count = _at_least(1, int)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="one or several, see below")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="default: fp32")
+    parser.add_argument(
+        "--dtype", choices=("fp32", "bf16", "int8"), default="fp32", help="default: fp32"
+    )
     parser.add_argument(
         "--fpmath",
         choices=get_args(FpmathMode),
@@ -157,9 +174,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines",
         type=_engines,
-        default=ENGINES,
         metavar="A,B",
-        help=f"default: {','.join(ENGINES)}",
+        help=f"default: {','.join(ENGINES)}; for int8: {','.join(INT8_ENGINES)}",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write all figures there too ('-': instead of the tables)"
@@ -306,6 +322,8 @@ def _fail_early(arguments: argparse.Namespace) -> str | None:
         return "--shape is for files; a named model has its own inputs (--image-size)"
     if arguments.fpmath and arguments.dtype != "fp32":
         return f"--fpmath is for --dtype fp32, not for {arguments.dtype}"
+    if arguments.dtype == "int8" and "builtin" in arguments.engines:
+        return "--engines: builtin has no int8; choose from " + ", ".join(INT8_ENGINES)
     for name in arguments.engines:
         package = peers.missing(name)
         if package is not None:
@@ -343,6 +361,11 @@ def main(arguments: argparse.Namespace) -> int:
 
     if arguments.compare:
         return _compare(arguments)
+    int8 = arguments.dtype == "int8"
+    engines = arguments.engines or (INT8_ENGINES if int8 else ENGINES)
+    if int8 and engines == KNOWN:  # "all"
+        engines = tuple(n for n in KNOWN if n != "builtin")
+    arguments.engines = engines
     wrong = _fail_early(arguments)
     if wrong is not None:
         return _fail(wrong)
@@ -360,7 +383,7 @@ def main(arguments: argparse.Namespace) -> int:
         threads=sweep[0][2],
         rounds=arguments.rounds,
         seconds=arguments.seconds,
-        engines=arguments.engines,
+        engines=engines,
         timeout=arguments.timeout,
         verbose=arguments.verbose,
         fpmath=arguments.fpmath,

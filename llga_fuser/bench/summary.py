@@ -31,7 +31,7 @@ def _ran(result: ModelResult) -> list[Engine]:
 
 def fastest_peer(result: ModelResult) -> Engine | None:
     """The fastest other engine. One with wrong numbers does not count."""
-    peers = [e for e in _ran(result) if e.name != OURS and e.agrees]
+    peers = [e for e in _ran(result) if not e.name.startswith("llga_") and e.agrees]
     return min(peers, key=lambda e: e.median, default=None)
 
 

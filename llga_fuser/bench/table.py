@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llga_fuser.bench.run import Engine, ModelResult, Options
+import math
+
+from llga_fuser.bench.run import INT8_LEAST_SQNR, Engine, ModelResult, Options
 
 __all__ = ["configuration", "heading", "render"]
 
@@ -36,6 +38,22 @@ def _error(value: float | None) -> str:
     return "nan" if value is None else f"{value:.1e}"
 
 
+def _accuracy(result: ModelResult, e: Engine) -> list[str]:
+    """The cells of the two columns; in int8 they are headed SQNR and top-1."""
+    if result.options.dtype != "int8":
+        return [_error(e.max_abs_error), _error(e.relative_error)]
+    if not e.relative_error:
+        sqnr = "nan" if e.relative_error is None else "inf"
+    else:
+        sqnr = f"{-20 * math.log10(e.relative_error):.1f} dB"
+    return [sqnr, "-" if e.top1 is None else f"{100 * e.top1:.0f}%"]
+
+
+def _headings(result: ModelResult) -> list[str]:
+    names = {"max err": "SQNR", "rel err": "top-1"} if result.options.dtype == "int8" else {}
+    return [names.get(name, name) for name, _ in _COLUMNS]
+
+
 def _row(cells: list[str]) -> str:
     parts = []
     for cell, (_, width) in zip(cells, _COLUMNS, strict=True):
@@ -56,7 +74,7 @@ def heading(result: ModelResult) -> str:
 def render(result: ModelResult) -> str:
     """The table, and what has to be said about it."""
     script, builtin = result.engine("torchscript"), result.engine("builtin")
-    lines = [heading(result), _row([name for name, _ in _COLUMNS])]
+    lines = [heading(result), _row(_headings(result))]
     for e in result.engines:
         if e.failure is not None:
             lines.append(f"{e.name:12}  failed: {e.failure}"[:100])
@@ -75,8 +93,7 @@ def render(result: ModelResult) -> str:
                     _ratio(builtin, e),
                     f"{e.warm_up:.2f} s",
                     "-" if e.peak_memory is None else f"{e.peak_memory / 2**20:.0f} M",
-                    _error(e.max_abs_error),
-                    _error(e.relative_error),
+                    *_accuracy(result, e),
                     "-" if e.groups is None else str(e.groups),
                     "ok" if e.agrees else "WRONG",
                 ]
@@ -101,6 +118,11 @@ def _notes(result: ModelResult) -> list[str]:
         limit += f" (eager's own bf16: {result.bf16_rounding:.1e})"
     if result.fpmath_limit is not None:
         limit += f", llga_fuser's up to {result.fpmath_limit:.1e}"
+    if result.options.dtype == "int8":
+        limit = (
+            f"int8 agrees from {INT8_LEAST_SQNR:g} dB against eager fp32 on inputs not used in "
+            "calibration"
+        )
     notes.append(limit)
     noise = f"{result.rounds} rounds, {result.rounds_left_out} left out as others kept the CPU busy"
     if result.foreign_load is not None:

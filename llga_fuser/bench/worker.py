@@ -28,7 +28,8 @@ clock = time.perf_counter
 
 # A timed sample is at least this long, or the clock itself would be part of it.
 SAMPLE_SECONDS = 50e-6
-CHECK_SEED, TIMED_SEED = 1000, 1
+CHECK_SEED, TIMED_SEED, CALIBRATION_SEED = 1000, 1, 5000
+CALIBRATION_SAMPLES = 32
 
 
 def sibling(path: str) -> Any:
@@ -220,11 +221,16 @@ class Peer(Engine):
         return run
 
 
+class LlgaFp32(LlgaFuser):
+    """In float32, where the others are in int8."""
+
+
 ENGINES: dict[str, type[Engine]] = {
     "eager": Eager,
     "torchscript": TorchScript,
     "builtin": Builtin,
     "llga_fuser": LlgaFuser,
+    "llga_fp32": LlgaFp32,
 }
 
 
@@ -238,6 +244,7 @@ class Worker:
         self.options = options
         self.folder = pathlib.Path(options["folder"])
         self.bf16 = options["dtype"] == "bf16"
+        self.int8 = options["dtype"] == "int8"
         self.module: Any = None
         self.inputs: tuple[Any, ...] = ()
         self.checks: list[tuple[Any, ...]] = []
@@ -260,7 +267,7 @@ class Worker:
         batch = self.options["batch"]
         self.module = model.module
         self.inputs = model.inputs(batch, TIMED_SEED)
-        count = max(2, min(4, 16 // batch))
+        count = max(4, 16 // batch) if self.int8 else max(2, min(4, 16 // batch))
         self.checks = [model.inputs(batch, CHECK_SEED + i) for i in range(count)]
         return model
 
@@ -270,7 +277,7 @@ class Worker:
         torch = self.import_torch()
         if self.options["engine"] == "reference":
             return self.reference(torch)
-        if self.options["engine"] == "llga_fuser":
+        if self.options["engine"].startswith("llga"):
             import llga_fuser
 
             if self.options.get("fpmath"):
@@ -291,6 +298,8 @@ class Worker:
         torch.save(self.module.state_dict(), self.folder / "weights.pt")
         answers = torch.stack([flat(self.module(*c)) for c in self.checks])
         torch.save(answers, self.folder / "answers.pt")
+        if self.int8:
+            self.quantize(torch, model)
         rounding = None
         if self.bf16 or self.options.get("fpmath"):
             eager = Eager(bf16=True).prepare(self.module, self.inputs)
@@ -301,6 +310,16 @@ class Worker:
             "bf16_rounding": rounding,
             "varies": float(answers.std(0).norm() / answers[0].norm()),
         }
+
+    def quantize(self, torch: Any, model: Any) -> None:
+        """For all engines at once, as a frozen graph; from inputs that are not compared later."""
+        import llga_fuser
+
+        seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SAMPLES // 4)
+        batches = [model.inputs(4, seed) for seed in seeds]
+        quantized = llga_fuser.quantize(self.module, batches, progress=False)
+        traced = torch.jit.trace(quantized, self.inputs, check_trace=False)
+        torch.jit.save(torch.jit.freeze(traced.eval()), str(self.folder / "int8.pt"))
 
     def build(self) -> dict[str, Any]:
         import torch
@@ -313,7 +332,11 @@ class Worker:
 
         self.engine = self.make_engine()
         start = clock()
-        self.run = self.engine.prepare(self.module, self.inputs)
+        if self.int8 and self.options["engine"] in ("torchscript", "llga_fuser"):
+            self.engine.switch_on()
+            self.run = torch.jit.load(str(self.folder / "int8.pt"))
+        else:
+            self.run = self.engine.prepare(self.module, self.inputs)
         prepared = clock() - start
         if self.options["engine"] != "eager":
             self.module = None  # as a user would: what the script needs, it holds
@@ -345,10 +368,15 @@ class Worker:
         if got.shape != answers.shape or not got.isfinite().all():
             return {"max_abs": None, "relative": None}
         difference = (got.double() - answers.double()).abs()
-        return {
+        result: dict[str, float | None] = {
             "max_abs": float(difference.max()),
             "relative": float(difference.norm() / answers.double().norm()),
         }
+        output = run(*self.checks[0])
+        if isinstance(output, torch.Tensor) and output.dim() == 2:  # samples x classes
+            classes = [t.reshape(-1, output.shape[1]).argmax(1) for t in (got, answers)]
+            result["top1"] = float((classes[0] == classes[1]).double().mean())
+        return result
 
     def round(self) -> dict[str, Any]:
         run, inputs, repeat = self.run, self.inputs, self.repeat
