@@ -23,6 +23,7 @@ from llga_fuser._cache import (  # noqa: E402
 from llga_fuser._compile import compile  # noqa: A004, E402
 from llga_fuser._config import show_config  # noqa: E402
 from llga_fuser._fpmath import fpmath_mode, set_fpmath_mode  # noqa: E402
+from llga_fuser._quantize import QuantizationConfig, from_pt2e, quantize  # noqa: E402
 from llga_fuser._report import (  # noqa: E402
     Report,
     ReportDiff,
@@ -36,6 +37,7 @@ install_switches()
 
 __all__ = [
     "CacheInfo",
+    "QuantizationConfig",
     "Report",
     "ReportDiff",
     "UnfusedError",
@@ -45,8 +47,10 @@ __all__ = [
     "compile",
     "enable",
     "fpmath_mode",
+    "from_pt2e",
     "fusion",
     "is_enabled",
+    "quantize",
     "report",
     "set_cache_capacity",
     "set_fpmath_mode",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from llga_fuser.bench.run import Engine, ModelResult
+import math
 
-__all__ = ["heading", "render"]
+from llga_fuser.bench.run import INT8_LEAST_SQNR, Engine, ModelResult, Options
+
+__all__ = ["configuration", "heading", "render"]
 
 _COLUMNS = (  # heading, width
     ("engine", -12),
@@ -36,6 +38,22 @@ def _error(value: float | None) -> str:
     return "nan" if value is None else f"{value:.1e}"
 
 
+def _accuracy(result: ModelResult, e: Engine) -> list[str]:
+    """The cells of the two columns; in int8 they are headed SQNR and top-1."""
+    if result.options.dtype != "int8":
+        return [_error(e.max_abs_error), _error(e.relative_error)]
+    if not e.relative_error:
+        sqnr = "nan" if e.relative_error is None else "inf"
+    else:
+        sqnr = f"{-20 * math.log10(e.relative_error):.1f} dB"
+    return [sqnr, "-" if e.top1 is None else f"{100 * e.top1:.0f}%"]
+
+
+def _headings(result: ModelResult) -> list[str]:
+    names = {"max err": "SQNR", "rel err": "top-1"} if result.options.dtype == "int8" else {}
+    return [names.get(name, name) for name, _ in _COLUMNS]
+
+
 def _row(cells: list[str]) -> str:
     parts = []
     for cell, (_, width) in zip(cells, _COLUMNS, strict=True):
@@ -43,21 +61,26 @@ def _row(cells: list[str]) -> str:
     return "".join(parts).rstrip()
 
 
+def configuration(o: Options) -> str:
+    """What results have in common that may be summed up together."""
+    dtype = f"{o.dtype} (fpmath {o.fpmath})" if o.fpmath else o.dtype
+    return f"{dtype}  batch {o.batch}  {o.threads} thread{'s' if o.threads > 1 else ''}"
+
+
 def heading(result: ModelResult) -> str:
-    o = result.options
-    return (
-        f"{result.model}  {o.dtype}  batch {o.batch}  input {result.size}  "
-        f"{o.threads} thread{'s' if o.threads > 1 else ''}"
-    )
+    return f"{result.model}  input {result.size}  {configuration(result.options)}"
 
 
 def render(result: ModelResult) -> str:
     """The table, and what has to be said about it."""
     script, builtin = result.engine("torchscript"), result.engine("builtin")
-    lines = [heading(result), _row([name for name, _ in _COLUMNS])]
+    lines = [heading(result), _row(_headings(result))]
     for e in result.engines:
         if e.failure is not None:
             lines.append(f"{e.name:12}  failed: {e.failure}"[:100])
+            continue
+        if e.not_applicable is not None:
+            lines.append(f"{e.name:12}  not applicable: {e.not_applicable}"[:100])
             continue
         lines.append(
             _row(
@@ -70,8 +93,7 @@ def render(result: ModelResult) -> str:
                     _ratio(builtin, e),
                     f"{e.warm_up:.2f} s",
                     "-" if e.peak_memory is None else f"{e.peak_memory / 2**20:.0f} M",
-                    _error(e.max_abs_error),
-                    _error(e.relative_error),
+                    *_accuracy(result, e),
                     "-" if e.groups is None else str(e.groups),
                     "ok" if e.agrees else "WRONG",
                 ]
@@ -94,6 +116,13 @@ def _notes(result: ModelResult) -> list[str]:
     limit = f"numbers agree up to a relative error of {result.limit:.1e} against eager fp32"
     if result.bf16_rounding is not None:
         limit += f" (eager's own bf16: {result.bf16_rounding:.1e})"
+    if result.fpmath_limit is not None:
+        limit += f", llga_fuser's up to {result.fpmath_limit:.1e}"
+    if result.options.dtype == "int8":
+        limit = (
+            f"int8 agrees from {INT8_LEAST_SQNR:g} dB against eager fp32 on inputs not used in "
+            "calibration"
+        )
     notes.append(limit)
     noise = f"{result.rounds} rounds, {result.rounds_left_out} left out as others kept the CPU busy"
     if result.foreign_load is not None:

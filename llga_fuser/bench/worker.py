@@ -12,6 +12,7 @@ it. Commands are read from standard input, one line each, and each has one answe
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -27,18 +28,29 @@ clock = time.perf_counter
 
 # A timed sample is at least this long, or the clock itself would be part of it.
 SAMPLE_SECONDS = 50e-6
-CHECK_SEED, TIMED_SEED = 1000, 1
+CHECK_SEED, TIMED_SEED, CALIBRATION_SEED = 1000, 1, 5000
+CALIBRATION_SAMPLES = 32
+
+
+def sibling(path: str) -> Any:
+    """A module of the package, without the package (whose import loads the fuser)."""
+    file = pathlib.Path(__file__).parent / path
+    if file.stem in sys.modules:
+        return sys.modules[file.stem]
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def models() -> Any:
-    """The package's `_models`, without the package (whose import loads the fuser)."""
-    path = pathlib.Path(__file__).parent.parent / "_models.py"
-    spec = importlib.util.spec_from_file_location("_models", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["_models"] = module
-    spec.loader.exec_module(module)
-    return module
+    return sibling("../_models.py")
+
+
+def peers() -> Any:
+    return sibling("peers.py")
 
 
 def flat(output: Any) -> Any:
@@ -47,6 +59,8 @@ def flat(output: Any) -> Any:
 
     if isinstance(output, torch.Tensor):
         return output.detach().float().flatten()
+    if hasattr(output, "__array__"):  # of another engine, perhaps in memory that it uses again
+        return torch.tensor(output).float().flatten()
     values = output.values() if isinstance(output, dict) else output
     return torch.cat([flat(v) for v in values])
 
@@ -125,7 +139,8 @@ class Engine:
         self.switch_on()
         with self.autocast():
             traced = torch.jit.trace(module, inputs, check_trace=False)
-        script: Run = torch.jit.freeze(traced)
+        # A frozen module, as a file may hold, has lost the attribute and cannot be frozen again.
+        script: Run = torch.jit.freeze(traced) if hasattr(traced, "training") else traced
         return script
 
     def switch_on(self) -> None:
@@ -189,11 +204,33 @@ class LlgaFuser(Engine):
         return dict(llga_fuser._C.fallbacks())
 
 
+class Peer(Engine):
+    """One of `peers.py`."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        super().__init__(options["dtype"] == "bf16")
+        self.name, self.options = name, options
+
+    def prepare(self, module: Any, inputs: tuple[Any, ...]) -> Run:
+        folder = pathlib.Path(self.options["folder"]) / self.name
+        folder.mkdir()
+        context = peers().Context(
+            module, inputs, self.options["dtype"], self.options["threads"], folder
+        )
+        run: Run = peers().prepare(self.name, context)
+        return run
+
+
+class LlgaFp32(LlgaFuser):
+    """In float32, where the others are in int8."""
+
+
 ENGINES: dict[str, type[Engine]] = {
     "eager": Eager,
     "torchscript": TorchScript,
     "builtin": Builtin,
     "llga_fuser": LlgaFuser,
+    "llga_fp32": LlgaFp32,
 }
 
 
@@ -207,6 +244,7 @@ class Worker:
         self.options = options
         self.folder = pathlib.Path(options["folder"])
         self.bf16 = options["dtype"] == "bf16"
+        self.int8 = options["dtype"] == "int8"
         self.module: Any = None
         self.inputs: tuple[Any, ...] = ()
         self.checks: list[tuple[Any, ...]] = []
@@ -222,11 +260,14 @@ class Worker:
 
     def make(self, *, calibrated: bool) -> Any:
         name, size = self.options["model"], self.options["image_size"]
-        model = models().build(name, size, calibrated=calibrated)
+        if self.options.get("shapes"):
+            model = models().from_file(name, self.options["shapes"])
+        else:
+            model = models().build(name, size, calibrated=calibrated)
         batch = self.options["batch"]
         self.module = model.module
         self.inputs = model.inputs(batch, TIMED_SEED)
-        count = max(2, min(4, 16 // batch))
+        count = max(4, 16 // batch) if self.int8 else max(2, min(4, 16 // batch))
         self.checks = [model.inputs(batch, CHECK_SEED + i) for i in range(count)]
         return model
 
@@ -236,12 +277,20 @@ class Worker:
         torch = self.import_torch()
         if self.options["engine"] == "reference":
             return self.reference(torch)
-        if self.options["engine"] == "llga_fuser":
+        if self.options["engine"].startswith("llga"):
             import llga_fuser
 
-            assert llga_fuser
+            if self.options.get("fpmath"):
+                llga_fuser.set_fpmath_mode(self.options["fpmath"])
+        elif self.options["engine"] in peers().PEERS:
+            for module in peers().PEERS[self.options["engine"]].modules:
+                importlib.import_module(module)
         self.make(calibrated=False)
         return {}
+
+    def make_engine(self) -> Engine:
+        name = self.options["engine"]
+        return Peer(name, self.options) if name not in ENGINES else ENGINES[name](self.bf16)
 
     def reference(self, torch: Any) -> dict[str, Any]:
         """Calibrates the weights, and answers in fp32 eager what the others have to answer."""
@@ -249,15 +298,28 @@ class Worker:
         torch.save(self.module.state_dict(), self.folder / "weights.pt")
         answers = torch.stack([flat(self.module(*c)) for c in self.checks])
         torch.save(answers, self.folder / "answers.pt")
+        if self.int8:
+            self.quantize(torch, model)
         rounding = None
-        if self.bf16:
+        if self.bf16 or self.options.get("fpmath"):
             eager = Eager(bf16=True).prepare(self.module, self.inputs)
             rounding = self.errors(torch, eager, answers)["relative"]
         return {
+            "name": model.name,
             "size": model.size,
             "bf16_rounding": rounding,
             "varies": float(answers.std(0).norm() / answers[0].norm()),
         }
+
+    def quantize(self, torch: Any, model: Any) -> None:
+        """For all engines at once, as a frozen graph; from inputs that are not compared later."""
+        import llga_fuser
+
+        seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SAMPLES // 4)
+        batches = [model.inputs(4, seed) for seed in seeds]
+        quantized = llga_fuser.quantize(self.module, batches, progress=False)
+        traced = torch.jit.trace(quantized, self.inputs, check_trace=False)
+        torch.jit.save(torch.jit.freeze(traced.eval()), str(self.folder / "int8.pt"))
 
     def build(self) -> dict[str, Any]:
         import torch
@@ -268,9 +330,13 @@ class Worker:
         del weights
         forget_peak()
 
-        self.engine = ENGINES[self.options["engine"]](self.bf16)
+        self.engine = self.make_engine()
         start = clock()
-        self.run = self.engine.prepare(self.module, self.inputs)
+        if self.int8 and self.options["engine"] in ("torchscript", "llga_fuser"):
+            self.engine.switch_on()
+            self.run = torch.jit.load(str(self.folder / "int8.pt"))
+        else:
+            self.run = self.engine.prepare(self.module, self.inputs)
         prepared = clock() - start
         if self.options["engine"] != "eager":
             self.module = None  # as a user would: what the script needs, it holds
@@ -287,6 +353,7 @@ class Worker:
         answers = torch.load(self.folder / "answers.pt")
         result = {
             "prepare_seconds": prepared,
+            "first_result_seconds": prepared + calls[0],
             "warm_up_seconds": prepared + sum(calls[:first]),
             "warm_up_calls": first,
             **self.errors(torch, self.run, answers),
@@ -301,10 +368,15 @@ class Worker:
         if got.shape != answers.shape or not got.isfinite().all():
             return {"max_abs": None, "relative": None}
         difference = (got.double() - answers.double()).abs()
-        return {
+        result: dict[str, float | None] = {
             "max_abs": float(difference.max()),
             "relative": float(difference.norm() / answers.double().norm()),
         }
+        output = run(*self.checks[0])
+        if isinstance(output, torch.Tensor) and output.dim() == 2:  # samples x classes
+            classes = [t.reshape(-1, output.shape[1]).argmax(1) for t in (got, answers)]
+            result["top1"] = float((classes[0] == classes[1]).double().mean())
+        return result
 
     def round(self) -> dict[str, Any]:
         run, inputs, repeat = self.run, self.inputs, self.repeat

@@ -1,0 +1,145 @@
+"""What an operator does to the question whether a value is worth 8 bits.
+
+The same operator has several spellings in `torch.fx` graphs: a module, a function, a method, or an
+operator of `torch.ops.aten` (in exported graphs). `describe` finds one name for all of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+__all__ = [
+    "CONCATENATIONS",
+    "TUPLES",
+    "Kind",
+    "describe",
+    "kind_of",
+    "use_results_of_in_place_ops",
+]
+
+
+class Kind(enum.Enum):
+    """How placement treats an operator."""
+
+    CONVOLUTION = enum.auto()  # weights; reads 8 bits
+    LINEAR = enum.auto()  # weights; reads 8 bits
+    MATMUL = enum.auto()  # two activations; reads 8 bits
+    ADD = enum.auto()
+    # A post-operation: computed on what the kernel before it has in registers, so nothing between.
+    ELEMENTWISE = enum.auto()
+    # The result has the range of the input and, after rounding, its scale and zero point.
+    SAME_RANGE = enum.auto()
+    UNIT_RANGE = enum.auto()  # results from 0 to 1
+    OTHER = enum.auto()  # float
+
+
+_NAMES = {
+    Kind.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    Kind.LINEAR: "linear",
+    Kind.MATMUL: "matmul bmm",
+    Kind.ADD: "add iadd",
+    Kind.ELEMENTWISE: (
+        "relu relu6 hardtanh clamp clamp_min clamp_max leaky_relu elu gelu silu mish hardswish "
+        "hardsigmoid tanh mul imul batch_norm"
+    ),
+    Kind.SAME_RANGE: (
+        "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+        "adaptive_avg_pool2d adaptive_avg_pool3d cat concat view reshape flatten unflatten squeeze "
+        "unsqueeze permute transpose t swapaxes movedim expand contiguous clone detach chunk split "
+        "getitem slice select pixel_shuffle channel_shuffle dropout dropout2d identity "
+        "stochastic_depth"
+    ),
+    Kind.UNIT_RANGE: "softmax sigmoid",
+}
+_BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+
+# Results of these are tuples: their elements are quantized instead.
+TUPLES = frozenset({"chunk", "split"})
+CONCATENATIONS = frozenset({"cat", "concat"})
+
+# Modules whose name is not the function's.
+_MODULES: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.LeakyReLU: "leaky_relu",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.ELU: "elu",
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "batch_norm"),
+}
+
+
+def _module_name(module: nn.Module) -> str:
+    known = _MODULES.get(type(module))
+    if known is not None:
+        return known
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(module).__name__).lower()
+
+
+def describe(node: Node, modules: Mapping[str, nn.Module]) -> str:
+    """The operator's name in lower case, as the function in `torch.nn.functional` has it."""
+    target: Any = node.target
+    if node.op == "call_module":
+        module = modules[str(target)]
+        inner = module[0] if isinstance(module, nn.Sequential) and len(module) else module
+        return _module_name(inner)
+    if node.op == "call_method":
+        return str(target).removesuffix("_")
+    if node.op != "call_function":
+        return node.op
+    if isinstance(target, OpOverload):
+        return str(target.overloadpacket.__name__).removesuffix("_")
+    name = str(getattr(target, "__name__", target)).strip("_")
+    if target is getattr:
+        return "getattr"
+    return name if target in (operator.iadd, operator.imul) else name.removesuffix("_")
+
+
+def kind_of(node: Node, modules: Mapping[str, nn.Module]) -> Kind:
+    """What `describe` says, without looking at arguments."""
+    if node.kwargs.get("return_indices"):
+        return Kind.OTHER
+    if node.op == "call_module" and getattr(modules[str(node.target)], "return_indices", False):
+        return Kind.OTHER
+    return _BY_NAME.get(describe(node, modules), Kind.OTHER)
+
+
+def use_results_of_in_place_ops(net: GraphModule) -> None:
+    """`x.relu_()`, then `x`: the second `x` becomes the result of the first line.
+
+    A value is quantized where it is made, which is before it is written to.
+    """
+    modules = dict(net.named_modules())
+    order = {node: i for i, node in enumerate(net.graph.nodes)}
+    for node in net.graph.nodes:
+        if not node.args or not isinstance(node.args[0], Node) or not _writes(node, modules):
+            continue
+        written = node.args[0]
+        for user in [u for u in written.users if order[u] > order[node]]:
+            user.replace_input_with(written, node)
+    net.recompile()
+
+
+def _writes(node: Node, modules: Mapping[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    if node.kwargs.get("inplace", False) is True:
+        return True
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function" or isinstance(node.target, str):
+        return False
+    if isinstance(node.target, OpOverload):
+        return str(node.target.overloadpacket.__name__).endswith("_")
+    name = getattr(node.target, "__name__", "")
+    if getattr(node.target, "__module__", "") == "_operator":
+        return name in ("iadd", "isub", "imul", "itruediv")
+    return name.endswith("_") and not name.endswith("__")
