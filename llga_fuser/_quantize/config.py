@@ -24,10 +24,6 @@ Scheme = Literal["affine", "symmetric"]
 Granularity = Literal["per_channel", "per_tensor"]
 Capture = Literal["auto", "fx", "export"]
 
-# Instruction sets, by oneDNN's names, that add products of 8-bit numbers in 32 bits (VNNI, AMX).
-# The others add pairs of them in 16 bits (VPMADDUBSW), which saturate: 2 * 255 * 127 > 2 ** 15 - 1.
-_WIDE_SUMS = ("vnni", "bf16", "fp16", "amx")
-
 
 @dataclass(frozen=True)
 class QuantizationConfig:
@@ -47,12 +43,11 @@ class QuantizationConfig:
             range (0 for qint8, 128 for quint8).
         weight_granularity: "per_channel" has a scale for each output channel, "per_tensor" one for
             all. Transposed convolutions always have one (torch.ao's flow knows no other).
-        reduce_range: choose weights such that sums of two 8-bit products fit into 16 bits, where
-            processors without VNNI add them: the scale of a channel makes neighbouring weights at
-            most 128 together, and second operands of matrix products have 7 bits. (torch.ao's
-            `reduce_range` takes a bit from all activations instead, which costs more accuracy.)
-            None: where this processor needs it (`llga_fuser.show_config()` names an instruction
-            set without VNNI: sse41, avx2, avx512_core).
+        reduce_range: for processors without VNNI, which add two 8-bit products in 16 bits, where
+            they can saturate: the scale of each channel makes neighbours at most 128 together,
+            and matrix products of two activations stay in float. Fusion groups ask for it there.
+            (torch.ao's `reduce_range` takes a bit from all activations instead, which costs more
+            accuracy.) None: where this processor needs it.
         bias_correction: take what rounding the weights adds to the mean of each output channel off
             the biases. Needs at least two samples; up to 32 are used.
         keep_float: what is not quantized: types of modules (with all that is inside), names of
@@ -131,8 +126,7 @@ class QuantizationConfig:
             return self.reduce_range
         from llga_fuser import _C
 
-        isa = str(_C.runtime_info()["isa"])
-        return not any(name in isa for name in _WIDE_SUMS)
+        return bool(_C.runtime_info()["int8_saturates"])
 
     def activation_observer(self, *, second_operand: bool = False) -> Observing:
         """A new observer of activations."""
@@ -140,13 +134,9 @@ class QuantizationConfig:
             HistogramObserver if self.observer == "histogram" else MinMaxObserver
         )
         symmetric = second_operand or self.activation_scheme == "symmetric"
-        limits: dict[str, int] = {}
-        if second_operand and self.reduces_range():
-            limits = {"quant_min": -64, "quant_max": 63}
         return kind(
             dtype=torch.qint8 if second_operand else self.activation_dtype,
             qscheme=torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine,
-            **limits,
         )
 
     def weight_observer(self, *, per_channel: bool = True) -> Any:

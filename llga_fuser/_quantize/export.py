@@ -63,7 +63,10 @@ class ExportFlow:
             return False
         if any(name in self._float_modules for name in _scope(node)):
             return False
-        if kind_of(node, {}) in (Kind.MATMUL, Kind.ADD):
+        kind = kind_of(node, {})
+        if kind is Kind.MATMUL:
+            return not self._config.reduces_range()
+        if kind is Kind.ADD:
             return True
         return _constant_weight(self.net, node) is not None
 

@@ -55,7 +55,7 @@ class FxFlow:
         )
         attributes = self.net.meta["_observed_graph_module_attrs"]
         self._observed: set[str] = attributes.observed_node_names
-        self._float = config.float_functions
+        self._config = config
         self._modules = dict(self.net.named_modules(remove_duplicate=False))
         self._remove_observers_of_activations()
 
@@ -65,11 +65,13 @@ class FxFlow:
 
     def is_quantized(self, node: Node) -> bool:
         """Whether an operator that could have 8-bit inputs (and weights) is to have them."""
-        if node.target in self._float:
+        if node.target in self._config.float_functions:
             return False
         modules = self.modules()
         kind = kind_of(node, modules)
-        if kind in (Kind.MATMUL, Kind.ADD):
+        if kind is Kind.MATMUL:
+            return not self._config.reduces_range()
+        if kind is Kind.ADD:
             return True
         if node.name not in self._observed:
             return False
