@@ -10,19 +10,22 @@ Imports nothing of the package, so that a process without the fuser can load thi
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import itertools
 import pathlib
 import sys
-from collections.abc import Callable
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Model", "ModelError", "build", "load_torchvision"]
+__all__ = ["Model", "ModelError", "build", "from_file", "is_file", "load_torchvision"]
 
 _library: Any = None  # the definitions live as long as this
 
@@ -73,6 +76,62 @@ class _Bert(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Any:
         return self.bert(input_ids=ids, attention_mask=mask, return_dict=False)[0]
+
+
+class _Gpt2(nn.Module):
+    """The first step of generation: the scores of the token that comes after a prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        self.gpt2 = GPT2LMHeadModel(GPT2Config(use_cache=False))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Any:
+        out = self.gpt2(
+            input_ids=ids,
+            attention_mask=mask,
+            use_cache=False,
+            return_dict=False,
+            logits_to_keep=1,
+        )
+        return out[0][:, -1]
+
+
+class _UNet(nn.Module):
+    """U-Net with BatchNorm and transposed convolutions, of 32 to 512 channels.
+
+    Ronneberger, Fischer, Brox 2015, in the size that is widely used for 256x256 images (Buda,
+    Saha, Mazurowski 2019): four steps down, four up, each joined with what was there before.
+    """
+
+    def __init__(self, width: int = 32, classes: int = 1) -> None:
+        super().__init__()
+        sizes = [width << i for i in range(5)]
+        self.down = nn.ModuleList(self._block(a, b) for a, b in itertools.pairwise((3, *sizes)))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(2 * b, b, 2, stride=2) for b in reversed(sizes[:-1])
+        )
+        self.join = nn.ModuleList(self._block(2 * b, b) for b in reversed(sizes[:-1]))
+        self.pool = nn.MaxPool2d(2)
+        self.out = nn.Conv2d(width, classes, 1)
+
+    @staticmethod
+    def _block(channels: int, out: int) -> nn.Module:
+        return nn.Sequential(
+            *(nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()),
+            *(nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = []
+        for i, block in enumerate(self.down):
+            x = block(self.pool(x) if i else x)
+            before.append(x)
+        before.pop()
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat((up(x), before.pop()), dim=1))
+        return torch.sigmoid(self.out(x))
 
 
 class _Output(nn.Module):
@@ -134,7 +193,9 @@ def _torchvision(name: str, image_size: int | None) -> tuple[nn.Module, tuple[in
     everything = models.list_models()
     name = ALIASES.get(name, name)
     if name not in everything:
-        close = difflib.get_close_matches(name, [*everything, *_SMALL, "bert-base"], 3)
+        close = difflib.get_close_matches(
+            name, [*everything, *_SMALL, *_TRANSFORMERS, "unet"], 3, 0.65
+        )
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ModelError(f"unknown model {name!r}{hint}")
     family = models.get_model_builder(name).__module__.split(".")
@@ -195,6 +256,11 @@ _SMALL: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tens
     "conv_relu": (_conv_relu, _vectors(8, 4, 4), "8x4x4"),
 }
 
+_TRANSFORMERS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and their vocabulary
+    "bert-base": (_Bert, 30522),
+    "gpt2": (_Gpt2, 50257),
+}
+
 
 # ------------------------------------------------------------------------------------ calibration
 
@@ -216,12 +282,18 @@ def randomize(module: nn.Module) -> None:
         for name, parameter in module.named_parameters():
             if name.endswith("layer_scale"):
                 parameter.uniform_(0.2, 0.5)
-            elif name.endswith(("in_proj_weight", "qkv.weight")):
+            elif name.endswith(("in_proj_weight", "qkv.weight", "c_attn.weight")):
                 parameter.mul_(2)  # attention that attends to something
+
+
+def _tied(module: nn.Module) -> list[nn.Module]:
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    return [m for m in module.modules() if isinstance(m, nn.Linear) and id(m.weight) in tables]
 
 
 def calibrate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Sets BatchNorm statistics and layer scales by what one pass over `inputs` meets."""
+    tied = _tied(module)  # a head that is the embedding too keeps that one's scale
     done: set[nn.Module] = set()
     last: list[nn.Linear] = []
 
@@ -236,6 +308,9 @@ def calibrate(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
     def scale(m: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         assert isinstance(m, nn.Linear | nn.modules.conv._ConvNd)
+        if m in tied:
+            last.clear()
+            return output
         if isinstance(m, nn.Linear):
             last[:] = [m]
         if m in done:
@@ -281,7 +356,7 @@ def build(
     """Builds a network by name.
 
     Args:
-        name: a torchvision model, or "bert-base", "mlp", "tinyconv", "conv_relu".
+        name: a torchvision model, or "bert-base", "gpt2", "unet", "mlp", "tinyconv", "conv_relu".
         image_size: height and width; None is the size the published weights were trained for.
         seed: of the weights.
         calibrated: False leaves the weights as they are, for a caller that loads others.
@@ -294,11 +369,18 @@ def build(
         if name in _SMALL:
             factory, inputs, size = _SMALL[name]
             module = factory()
-        elif name == "bert-base":
+        elif name in _TRANSFORMERS:
             if importlib.util.find_spec("transformers") is None:
-                raise ModelError("bert-base needs transformers: python -m pip install transformers")
+                raise ModelError(f"{name} needs transformers: python -m pip install transformers")
             load_torchvision()  # which transformers imports
-            module, inputs, size = _Bert(), _tokens(30522, 128), "128 tokens"
+            network, vocabulary = _TRANSFORMERS[name]
+            module, inputs, size = network(), _tokens(vocabulary, 128), "128 tokens"
+        elif name == "unet":
+            pixels = image_size or 256
+            if pixels % 16:
+                raise ModelError(f"unet: the image size has to be a multiple of 16, got {pixels}")
+            module, size = _UNet(), f"{pixels}x{pixels}"
+            inputs = _images((3, pixels, pixels))
         else:
             module, shape = _torchvision(name, image_size)
             inputs, size = _images(shape), "x".join(map(str, shape[1:]))
@@ -314,3 +396,65 @@ def build(
         batch = max(2, min(8, 8 * 3 * 224 * 224 // first.numel()))
         calibrate(module, inputs(batch, seed + 1))
     return Model(name, module, inputs, size)
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def is_file(name: str) -> bool:
+    """Whether this means a file of torch.jit.save, and not a network by name."""
+    return name.endswith((".pt", ".pth", ".ts", ".zip")) or pathlib.Path(name).exists()
+
+
+def _load(path: str) -> Any:
+    if not pathlib.Path(path).exists():
+        raise ModelError(f"{path}: no such file")
+    if not zipfile.is_zipfile(path):
+        raise ModelError(f"{path}: not a file that torch.jit.save wrote")
+    # A detection model calls torchvision's operators, which have to be there before.
+    with contextlib.suppress(ModelError, ImportError):
+        load_torchvision()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.load(path, map_location="cpu").eval()
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ModelError(f"{path}: {lines[0] if lines else type(error).__name__}") from error
+
+
+def _random(shape: Sequence[int], dtype: str, generator: torch.Generator) -> Tensor:
+    kind: torch.dtype = getattr(torch, dtype)
+    if dtype == "bool":
+        return torch.ones(shape, dtype=kind)
+    if dtype.startswith("int"):
+        return torch.randint(0, 2, shape, dtype=kind, generator=generator)
+    return torch.randn(shape, generator=generator).to(kind)
+
+
+def from_file(path: str, shapes: Sequence[tuple[Sequence[int], str]]) -> Model:
+    """A module that torch.jit.save wrote, with the weights it has.
+
+    Args:
+        path: of the file.
+        shapes: shape and data type of each input. They are random numbers, small ones if integers.
+            Its `inputs` ignores the batch.
+
+    Raises:
+        ModelError: the file cannot be loaded, or takes another number of inputs.
+    """
+    module = _load(path)
+    arguments = module.forward.schema.arguments[1:]
+    required = sum(not a.has_default_value() for a in arguments)
+    if not required <= len(shapes) <= len(arguments):
+        takes = str(required) if len(arguments) == required else f"{required} to {len(arguments)}"
+        raise ModelError(
+            f"{path}: its forward takes {takes} inputs, --shape is given {len(shapes)} times"
+        )
+
+    def inputs(batch: int, seed: int) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(_random(*s, generator) for s in shapes)
+
+    size = ", ".join("x".join(map(str, shape)) for shape, _ in shapes)
+    return Model(pathlib.Path(path).name, module, inputs, size)

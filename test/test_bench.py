@@ -17,7 +17,7 @@ from torch import nn
 import llga_fuser
 from llga_fuser import _models
 from llga_fuser.__main__ import main
-from llga_fuser.bench import AGREE, DIFFER, FAILED, verdict
+from llga_fuser.bench import AGREE, DIFFER, FAILED, SUITE, verdict
 from llga_fuser.bench.run import BenchError, Engine, ModelResult, Options, Process, _judge
 from llga_fuser.bench.table import render
 from llga_fuser.bench.worker import count_fused
@@ -334,7 +334,8 @@ def test_count_fused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("tinyconv", None), ("squeezenet1_1", 64), ("mobilenet_v3_small", 64)]
+    ("name", "size"),
+    [("tinyconv", None), ("squeezenet1_1", 64), ("mobilenet_v3_small", 64), ("unet", 32)],
 )
 def test_models_are_the_same_each_time_and_not_degenerate(name: str, size: int | None) -> None:
     first, second = _models.build(name, size), _models.build(name, size)
@@ -348,6 +349,41 @@ def test_models_are_the_same_each_time_and_not_degenerate(name: str, size: int |
         if isinstance(m, nn.BatchNorm2d):
             assert (m.running_mean - 0).abs().max() > 1e-3
             assert m.running_var.std() > 0
+
+
+@pytest.mark.slow  # 124 million weights
+def test_gpt2_attends_and_keeps_its_embedding() -> None:
+    pytest.importorskip("transformers", reason="an optional extra of the tests")
+    model = _models.build("gpt2")
+    ids, mask = model.inputs(2, 7)
+    assert ids.shape == mask.shape == (2, 128)
+    with torch.no_grad():
+        scores = model.module(ids, mask)
+        ids[0, 0] = (ids[0, 0] + 1) % 50257  # the first token matters to what comes after the last
+        other = model.module(ids, mask)
+    assert scores.shape == (2, 50257)
+    assert (scores[0] - scores[1]).norm() > 0.05 * scores[0].norm()
+    assert (scores[0] - other[0]).norm() > 1e-3 * scores[0].norm()
+    assert torch.equal(scores[1], other[1])
+    net = model.module.gpt2
+    assert net.lm_head.weight is net.transformer.wte.weight
+    assert sum(p.numel() for p in net.parameters()) == 124_439_808  # as published
+
+
+def test_unet_sizes() -> None:
+    with pytest.raises(_models.ModelError, match="a multiple of 16, got 40"):
+        _models.build("unet", 40)
+    model = _models.build("unet", 32)
+    assert sum(p.numel() for p in model.module.parameters()) == 7_763_041
+    with torch.no_grad():
+        assert model.module(*model.inputs(1, 0)).shape == (1, 1, 32, 32)
+
+
+def test_every_model_of_the_suite_is_known() -> None:
+    known = _models.load_torchvision().models.list_models()
+    own = {"bert-base", "gpt2", "unet", "mlp", "tinyconv"}
+    assert own < set(SUITE)
+    assert set(SUITE) - own <= set(known)
 
 
 def test_batch_norm_statistics_are_measured() -> None:

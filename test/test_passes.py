@@ -252,6 +252,156 @@ graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
 """
 
 
+# ------------------------------------------------------------------------------ prepare_quantized
+
+QUANTIZED = """
+          %s : float = prim::Constant[value=0.5]()
+          %z : int = prim::Constant[value=3]()
+          %u8 : int = prim::Constant[value=13]()
+          %none : NoneType = prim::Constant()
+          %zero : int = prim::Constant[value=0]()
+          %one : int = prim::Constant[value=1]()
+          %size : int[] = prim::Constant[value=[2, 6]]()
+"""
+
+
+def test_prepare_quantized_finds_parameters() -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor):
+          {QUANTIZED}
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %y : Tensor = aten::relu(%d)
+          return (%y)
+        """,
+    )
+    (node,) = (n for n in walk(graph) if n.kind() == "aten::dequantize")
+    assert node.fs("llga_scales") == [0.5] and node.i("llga_quantized_dtype") == 13
+    assert node.i("llga_axis") == -1
+    FileCheck().check("llga_zero_points=[3]").run(str(graph))
+
+
+def test_prepare_quantized_cancels_equal_parameters_only() -> None:
+    text = """
+        graph(%x : Tensor):
+          {0}
+          %other : float = prim::Constant[value=0.25]()
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %q2 : Tensor = aten::quantize_per_tensor(%d, {1}, %z, %u8)
+          %y : Tensor = aten::int_repr(%q2)
+          return (%y)
+        """
+    equal = after("prepare_quantized", text.format(QUANTIZED, "%s"))
+    assert kinds(equal) == ["aten::quantize_per_tensor", "aten::int_repr"]
+    different = after("prepare_quantized", text.format(QUANTIZED, "%other"))
+    assert kinds(different).count("aten::quantize_per_tensor") == 2
+
+
+def test_prepare_quantized_sinks_dequantize() -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %v : Tensor = aten::view(%d, %size)
+          %t : Tensor = aten::transpose(%v, %zero, %one)
+          %y : Tensor = aten::linear(%t, %w, %none)
+          return (%y)
+        """,
+    )
+    moved = ["aten::reshape", "aten::transpose", "aten::dequantize", "aten::linear"]
+    assert kinds(graph) == ["aten::quantize_per_tensor", *moved]
+
+
+def test_prepare_quantized_leaves_views_of_results() -> None:
+    """Nothing computes on them: the strides of a result stay eager's."""
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor):
+          {QUANTIZED}
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %v : Tensor = aten::view(%d, %size)
+          return (%v)
+        """,
+    )
+    assert kinds(graph) == ["aten::quantize_per_tensor", "aten::dequantize", "aten::view"]
+
+
+def test_prepare_quantized_lifts_quantize() -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %y : Tensor = aten::linear(%x, %w, %none)
+          %t : Tensor = aten::transpose(%y, %zero, %one)
+          %v : Tensor = aten::reshape(%t, %size)
+          %q : Tensor = aten::quantize_per_tensor(%v, %s, %z, %u8)
+          %i : Tensor = aten::int_repr(%q)
+          return (%i)
+        """,
+    )
+    moved = ["aten::quantize_per_tensor", "aten::transpose", "aten::reshape", "aten::int_repr"]
+    assert kinds(graph) == ["aten::linear", *moved]
+
+
+def test_prepare_quantized_gives_each_reader_its_own() -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %y : Tensor = aten::linear(%d, %w, %none)
+          %r : Tensor = aten::add(%y, %d, %one)
+          return (%r)
+        """,
+    )
+    readers = [n for n in walk(graph) if n.kind() in ("aten::linear", "aten::add")]
+    sources = [next(n.inputs()).debugName() for n in readers[:1]]
+    sources.append(list(readers[1].inputs())[1].debugName())
+    assert kinds(graph).count("aten::dequantize") == 2 and len(set(sources)) == 2
+
+
+def test_prepare_quantized_leaves_what_is_written_to() -> None:
+    text = f"""
+        graph(%x : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %r : Tensor = aten::relu_(%d)
+          %y : Tensor = aten::linear(%d, %w, %none)
+          return (%y)
+        """
+    graph = after("prepare_quantized", text)
+    assert kinds(graph).count("aten::dequantize") == 1
+    (node,) = (n for n in walk(graph) if n.kind() == "aten::dequantize")
+    assert not node.hasAttribute("llga_scales")
+
+
+def test_prepare_quantized_refuses_what_is_not_constant() -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %scale : float, %q : Tensor):
+          {QUANTIZED}
+          %1 : Tensor = aten::quantize_per_tensor(%x, %scale, %z, %u8)
+          %2 : Tensor = aten::dequantize(%1)
+          %3 : Tensor = aten::dequantize(%q)
+          return (%2, %3)
+        """,
+    )
+    assert not any(n.hasAttribute("llga_scales") for n in walk(graph))
+
+
 def test_prepare_binary_spells_promotion() -> None:
     graph = after("prepare_binary", BINARY)
     assert kinds(graph) == ["aten::to", "aten::add"]

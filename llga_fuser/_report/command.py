@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import io
-import os
 import pathlib
 import sys
 import warnings
-import zipfile
 from typing import Any
 
 __all__ = ["add_arguments", "main"]
@@ -22,9 +19,9 @@ Runs a model and prints its fusion groups with their kernels and times, and each
 stayed outside with the reason.
 """
 EPILOG = """\
-MODEL   a torchvision classification, segmentation or video model (resnet50, ...), bert-base (needs
-        transformers), mlp, tinyconv, conv_relu: built with seeded random weights; or a file that
-        torch.jit.save wrote, whose inputs --shape describes
+MODEL   a torchvision classification, segmentation or video model (resnet50, ...), bert-base or gpt2
+        (need transformers), unet, mlp, tinyconv, conv_relu: built with seeded random weights; or a
+        file that torch.jit.save wrote, whose inputs --shape describes
 
 exit code: 0  done
            1  --strict, and something is not fused or runs in the interpreter
@@ -35,7 +32,7 @@ examples: python -m llga_fuser report resnet50 --html out.html
 """
 
 
-def _shape(text: str) -> tuple[tuple[int, ...], str]:
+def parse_shape(text: str) -> tuple[tuple[int, ...], str]:
     sizes, _, dtype = text.partition(":")
     try:
         shape = tuple(int(s) for s in sizes.replace("x", ",").split(",") if s)
@@ -64,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="a name or a file, see below")
     add(
         "--shape",
-        type=_shape,
+        type=parse_shape,
         action="append",
         default=[],
         metavar="1,3,224,224[:DTYPE]",
@@ -90,28 +87,6 @@ class _CommandError(Exception):
     """The message is for the user."""
 
 
-def _load(path: str) -> Any:
-    import torch
-
-    if not os.path.exists(path):
-        raise _CommandError(f"{path}: no such file")
-    if not zipfile.is_zipfile(path):
-        raise _CommandError(f"{path}: not a file that torch.jit.save wrote")
-    from llga_fuser import _models
-
-    # A detection model calls torchvision's operators, which have to be there before.
-    with contextlib.suppress(_models.ModelError, ImportError):
-        _models.load_torchvision()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module = torch.jit.load(path, map_location="cpu").eval()
-    except RuntimeError as error:
-        raise _CommandError(f"{path}: {_first_line(error)}") from error
-    # A frozen module has lost the attribute, and cannot be frozen again.
-    return torch.jit.freeze(module) if hasattr(module, "training") else module
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("The following operation failed"):
@@ -119,24 +94,15 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _random(shape: tuple[int, ...], dtype: str) -> Any:
-    import torch
-
-    kind = getattr(torch, dtype)
-    if dtype == "bool":
-        return torch.ones(shape, dtype=kind)
-    if dtype.startswith("int"):
-        return torch.randint(0, 2, shape, dtype=kind)
-    return torch.randn(shape).to(kind)
-
-
 def _model(options: argparse.Namespace) -> tuple[str, Any, tuple[Any, ...], Any]:
     """Name, module, inputs, data type to trace in."""
     import torch
 
     torch.manual_seed(0)
+    from llga_fuser import _models
+
     path = options.model
-    if path.endswith((".pt", ".pth", ".ts", ".zip")) or os.path.exists(path):
+    if _models.is_file(path):
         for flag, given in (
             ("--dtype", options.dtype != "fp32"),
             ("--batch", options.batch != 1),
@@ -144,21 +110,16 @@ def _model(options: argparse.Namespace) -> tuple[str, Any, tuple[Any, ...], Any]
         ):
             if given:
                 raise _CommandError(f"{flag} is for named models; {path} has its own")
-        module = _load(path)
-        expected = len(list(module.forward.schema.arguments)) - 1
-        required = sum(not a.has_default_value() for a in module.forward.schema.arguments) - 1
-        if not required <= len(options.shape) <= expected:
-            takes = str(expected) if expected == required else f"{required} to {expected}"
-            raise _CommandError(
-                f"{path}: its forward takes {takes} inputs, --shape is given {len(options.shape)} "
-                "times"
-            )
-        inputs = tuple(_random(*s) for s in options.shape)
-        return pathlib.Path(path).name, module, inputs, None
+        try:
+            loaded = _models.from_file(path, options.shape)
+        except _models.ModelError as error:
+            raise _CommandError(str(error)) from error
+        module = loaded.module
+        # A frozen module has lost the attribute, and cannot be frozen again.
+        module = torch.jit.freeze(module) if hasattr(module, "training") else module
+        return loaded.name, module, loaded.inputs(1, 0), None
     if options.shape:
         raise _CommandError("--shape is for files; a named model has its own inputs (--image-size)")
-    from llga_fuser import _models
-
     try:
         model = _models.build(path, options.image_size)
     except _models.ModelError as error:

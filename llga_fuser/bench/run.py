@@ -16,9 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from llga_fuser.bench.peers import PEERS, not_applicable
+
 __all__ = [
     "ENGINES",
     "INT8_ENGINES",
+    "KNOWN",
     "BenchError",
     "Engine",
     "ModelResult",
@@ -26,7 +29,8 @@ __all__ = [
     "run_model",
 ]
 
-ENGINES = ("eager", "torchscript", "builtin", "llga_fuser")
+ENGINES = ("eager", "torchscript", "builtin", "llga_fuser")  # by default
+KNOWN = (*ENGINES[:-1], *PEERS, ENGINES[-1])
 
 # Relative (L2) error against eager fp32 up to which numbers agree. In fp32 another order of
 # summation moves a value by some 1e-7, and the deepest networks make that a hundred times larger.
@@ -62,6 +66,12 @@ class Options:
     engines: tuple[str, ...]
     timeout: float
     verbose: bool
+    fpmath: str | None = None  # of llga_fuser alone
+    shapes: tuple[tuple[tuple[int, ...], str], ...] = ()  # of the inputs of a file
+
+    def not_applicable(self, engine: str) -> str | None:
+        """Why the engine is not asked to run this at all; None if it is."""
+        return not_applicable(engine, self.dtype, script=bool(self.shapes))
 
 
 @dataclass
@@ -70,9 +80,11 @@ class Engine:
 
     name: str
     failure: str | None = None
+    not_applicable: str | None = None  # why it was not asked to run this at all
     median: float = 0.0
     minimum: float = 0.0
     spread: float = 0.0  # interquartile range of a round's calls, relative to its median
+    first_result: float = 0.0  # from the module to the first result, compilation included
     warm_up: float = 0.0
     warm_up_calls: int = 0
     max_abs_error: float | None = 0.0  # None: not finite, or of another shape
@@ -86,6 +98,10 @@ class Engine:
     top1: float | None = None  # share of held-out inputs with eager's class
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def ran(self) -> bool:
+        return self.failure is None and self.not_applicable is None
+
 
 @dataclass
 class ModelResult:
@@ -97,18 +113,21 @@ class ModelResult:
     engines: list[Engine] = field(default_factory=list)
     bf16_rounding: float | None = None  # relative error of eager's own bf16
     limit: float = FP32_LIMIT
+    fpmath_limit: float | None = None  # for llga_fuser, with --fpmath
     rounds: int = 0
     rounds_left_out: int = 0
     foreign_load: float | None = None  # the highest of the rounds that count, in CPUs
 
     def limit_of(self, engine: str) -> float:
         """The relative error up to which that engine's numbers agree."""
+        if engine == "llga_fuser" and self.fpmath_limit is not None:
+            return self.fpmath_limit
         quantized = self.options.dtype == "int8" and engine not in ("eager", "llga_fp32")
         return 10 ** (-INT8_LEAST_SQNR / 20) if quantized else self.limit
 
     def engine(self, name: str) -> Engine | None:
         """The engine, if it ran to the end."""
-        return next((e for e in self.engines if e.name == name and e.failure is None), None)
+        return next((e for e in self.engines if e.name == name and e.ran), None)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -130,6 +149,8 @@ class Process:
             "image_size": options.image_size,
             "threads": options.threads,
             "seconds": options.seconds,
+            "fpmath": options.fpmath,
+            "shapes": options.shapes,
             "folder": folder,
             "root": str(package.parent),
         }
@@ -139,6 +160,8 @@ class Process:
             "MKL_NUM_THREADS": str(options.threads),
             "PYTHONWARNINGS": "ignore",
             "HF_HUB_OFFLINE": "1",
+            # What an earlier run has compiled would make this warm-up look short.
+            "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, f"inductor_{engine}"),
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
@@ -209,17 +232,23 @@ def run_model(model: str, options: Options, progress: Callable[[str], None]) -> 
         processes: list[Process] = []
         try:
             reference.send("load")
-            processes += [Process(e, model, folder, options) for e in options.engines]
+            processes += [
+                Process(e, model, folder, options)
+                for e in options.engines
+                if options.not_applicable(e) is None
+            ]
             # Loading takes as long as all the rest together and is not timed: all at once.
             for p in processes:
                 p.send("load")
             progress("weights and eager fp32 answers")
             answer = reference.answer()
             reference.close()
-            result = ModelResult(model, answer["size"], options)
+            result = ModelResult(answer["name"], answer["size"], options)
             if options.dtype == "bf16":
                 result.bf16_rounding = answer["bf16_rounding"]
                 result.limit = BF16_TIMES_EAGER * answer["bf16_rounding"] + BF16_LIMIT
+            elif options.fpmath:
+                result.fpmath_limit = BF16_TIMES_EAGER * answer["bf16_rounding"] + BF16_LIMIT
             _run_engines(result, processes, progress)
         finally:
             for p in (reference, *processes):
@@ -232,9 +261,12 @@ def _run_engines(
 ) -> None:
     options = result.options
     live: list[tuple[Process, Engine]] = []
+    by_name = {name: Engine(name) for name in options.engines}
+    result.engines.extend(by_name.values())
+    for engine in result.engines:
+        engine.not_applicable = options.not_applicable(engine.name)
     for p in processes:
-        engine = Engine(p.engine)
-        result.engines.append(engine)
+        engine = by_name[p.engine]
         progress(f"load {p.engine}")
         try:
             p.answer()
@@ -255,6 +287,7 @@ def _run_engines(
 
     def warm_up(p: Process, engine: Engine) -> None:
         answer = p.ask("build")
+        engine.first_result = answer["first_result_seconds"]
         engine.warm_up = answer["warm_up_seconds"]
         engine.warm_up_calls = answer["warm_up_calls"]
         engine.groups = answer.get("groups")
@@ -294,7 +327,7 @@ def _judge(result: ModelResult, engine: Engine, answer: dict[str, Any]) -> None:
 
 def _summarise(result: ModelResult) -> None:
     """Medians over the rounds in which the machine was quiet, or over all if too few were."""
-    done = [e for e in result.engines if e.failure is None]
+    done = [e for e in result.engines if e.ran]
     result.rounds = result.options.rounds
     foreign = [
         max((e.rounds[i]["foreign"] or 0.0 for e in done), default=0.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from llga_fuser.bench.run import INT8_LEAST_SQNR, Engine, ModelResult
+from llga_fuser.bench.run import INT8_LEAST_SQNR, Engine, ModelResult, Options
 
-__all__ = ["heading", "render"]
+__all__ = ["configuration", "heading", "render"]
 
 _COLUMNS = (  # heading, width
     ("engine", -12),
@@ -61,12 +61,14 @@ def _row(cells: list[str]) -> str:
     return "".join(parts).rstrip()
 
 
+def configuration(o: Options) -> str:
+    """What results have in common that may be summed up together."""
+    dtype = f"{o.dtype} (fpmath {o.fpmath})" if o.fpmath else o.dtype
+    return f"{dtype}  batch {o.batch}  {o.threads} thread{'s' if o.threads > 1 else ''}"
+
+
 def heading(result: ModelResult) -> str:
-    o = result.options
-    return (
-        f"{result.model}  {o.dtype}  batch {o.batch}  input {result.size}  "
-        f"{o.threads} thread{'s' if o.threads > 1 else ''}"
-    )
+    return f"{result.model}  input {result.size}  {configuration(result.options)}"
 
 
 def render(result: ModelResult) -> str:
@@ -76,6 +78,9 @@ def render(result: ModelResult) -> str:
     for e in result.engines:
         if e.failure is not None:
             lines.append(f"{e.name:12}  failed: {e.failure}"[:100])
+            continue
+        if e.not_applicable is not None:
+            lines.append(f"{e.name:12}  not applicable: {e.not_applicable}"[:100])
             continue
         lines.append(
             _row(
@@ -111,6 +116,8 @@ def _notes(result: ModelResult) -> list[str]:
     limit = f"numbers agree up to a relative error of {result.limit:.1e} against eager fp32"
     if result.bf16_rounding is not None:
         limit += f" (eager's own bf16: {result.bf16_rounding:.1e})"
+    if result.fpmath_limit is not None:
+        limit += f", llga_fuser's up to {result.fpmath_limit:.1e}"
     if result.options.dtype == "int8":
         limit = (
             f"int8 agrees from {INT8_LEAST_SQNR:g} dB against eager fp32 on inputs not used in "

@@ -12,6 +12,7 @@ it. Commands are read from standard input, one line each, and each has one answe
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -31,15 +32,25 @@ CHECK_SEED, TIMED_SEED, CALIBRATION_SEED = 1000, 1, 5000
 CALIBRATION_SAMPLES = 32
 
 
-def models() -> Any:
-    """The package's `_models`, without the package (whose import loads the fuser)."""
-    path = pathlib.Path(__file__).parent.parent / "_models.py"
-    spec = importlib.util.spec_from_file_location("_models", path)
+def sibling(path: str) -> Any:
+    """A module of the package, without the package (whose import loads the fuser)."""
+    file = pathlib.Path(__file__).parent / path
+    if file.stem in sys.modules:
+        return sys.modules[file.stem]
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["_models"] = module
+    sys.modules[file.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def models() -> Any:
+    return sibling("../_models.py")
+
+
+def peers() -> Any:
+    return sibling("peers.py")
 
 
 def flat(output: Any) -> Any:
@@ -48,6 +59,8 @@ def flat(output: Any) -> Any:
 
     if isinstance(output, torch.Tensor):
         return output.detach().float().flatten()
+    if hasattr(output, "__array__"):  # of another engine, perhaps in memory that it uses again
+        return torch.tensor(output).float().flatten()
     values = output.values() if isinstance(output, dict) else output
     return torch.cat([flat(v) for v in values])
 
@@ -126,7 +139,8 @@ class Engine:
         self.switch_on()
         with self.autocast():
             traced = torch.jit.trace(module, inputs, check_trace=False)
-        script: Run = torch.jit.freeze(traced)
+        # A frozen module, as a file may hold, has lost the attribute and cannot be frozen again.
+        script: Run = torch.jit.freeze(traced) if hasattr(traced, "training") else traced
         return script
 
     def switch_on(self) -> None:
@@ -190,6 +204,23 @@ class LlgaFuser(Engine):
         return dict(llga_fuser._C.fallbacks())
 
 
+class Peer(Engine):
+    """One of `peers.py`."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        super().__init__(options["dtype"] == "bf16")
+        self.name, self.options = name, options
+
+    def prepare(self, module: Any, inputs: tuple[Any, ...]) -> Run:
+        folder = pathlib.Path(self.options["folder"]) / self.name
+        folder.mkdir()
+        context = peers().Context(
+            module, inputs, self.options["dtype"], self.options["threads"], folder
+        )
+        run: Run = peers().prepare(self.name, context)
+        return run
+
+
 class LlgaFp32(LlgaFuser):
     """In float32, where the others are in int8."""
 
@@ -229,7 +260,10 @@ class Worker:
 
     def make(self, *, calibrated: bool) -> Any:
         name, size = self.options["model"], self.options["image_size"]
-        model = models().build(name, size, calibrated=calibrated)
+        if self.options.get("shapes"):
+            model = models().from_file(name, self.options["shapes"])
+        else:
+            model = models().build(name, size, calibrated=calibrated)
         batch = self.options["batch"]
         self.module = model.module
         self.inputs = model.inputs(batch, TIMED_SEED)
@@ -246,9 +280,17 @@ class Worker:
         if self.options["engine"].startswith("llga"):
             import llga_fuser
 
-            assert llga_fuser
+            if self.options.get("fpmath"):
+                llga_fuser.set_fpmath_mode(self.options["fpmath"])
+        elif self.options["engine"] in peers().PEERS:
+            for module in peers().PEERS[self.options["engine"]].modules:
+                importlib.import_module(module)
         self.make(calibrated=False)
         return {}
+
+    def make_engine(self) -> Engine:
+        name = self.options["engine"]
+        return Peer(name, self.options) if name not in ENGINES else ENGINES[name](self.bf16)
 
     def reference(self, torch: Any) -> dict[str, Any]:
         """Calibrates the weights, and answers in fp32 eager what the others have to answer."""
@@ -259,10 +301,11 @@ class Worker:
         if self.int8:
             self.quantize(torch, model)
         rounding = None
-        if self.bf16:
+        if self.bf16 or self.options.get("fpmath"):
             eager = Eager(bf16=True).prepare(self.module, self.inputs)
             rounding = self.errors(torch, eager, answers)["relative"]
         return {
+            "name": model.name,
             "size": model.size,
             "bf16_rounding": rounding,
             "varies": float(answers.std(0).norm() / answers[0].norm()),
@@ -287,7 +330,7 @@ class Worker:
         del weights
         forget_peak()
 
-        self.engine = ENGINES[self.options["engine"]](self.bf16)
+        self.engine = self.make_engine()
         start = clock()
         if self.int8 and self.options["engine"] in ("torchscript", "llga_fuser"):
             self.engine.switch_on()
@@ -310,6 +353,7 @@ class Worker:
         answers = torch.load(self.folder / "answers.pt")
         result = {
             "prepare_seconds": prepared,
+            "first_result_seconds": prepared + calls[0],
             "warm_up_seconds": prepared + sum(calls[:first]),
             "warm_up_calls": first,
             **self.errors(torch, self.run, answers),
