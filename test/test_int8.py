@@ -497,3 +497,20 @@ def test_bf16_around_8_bits() -> None:
             return qdq(y.float(), 0.3)
 
     run(Mixed(), (torch.rand(1, 8, 9, 9) * 4,), step=0.3, inside="conv")
+
+
+@pytest.mark.parametrize("op", ["conv", "linear", "depthwise"])
+def test_float_data_with_8_bit_weights(op: str) -> None:
+    """Nothing multiplies them: the group makes floats of them, once."""
+    function, shape, bias, data_shape = OPS[op]
+
+    class WeightOnly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = weight(*shape, largest=127)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(function(x, self.w.dequantize(), None))
+
+    found = run(WeightOnly(), (torch.randn(data_shape),))
+    assert not found.outside["aten::dequantize"], str(found)

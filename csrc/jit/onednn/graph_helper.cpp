@@ -221,7 +221,7 @@ class BlockPartitioner {
     }
     const size_t first = node->schema().arguments()[0].name() == "self" &&
                                  node->inputs().size() > 2 && isTensor(node->input(2))
-                             ? 1   // addmm and its like
+                             ? 1  // addmm and its like
                              : 0;
     const auto data = dequantizeParams(behind(node->input(first))->node());
     const auto* factor = node->input(first + 1);
@@ -230,9 +230,9 @@ class BlockPartitioner {
       return;  // floats
     }
     const bool by_rows = node->kind() == torch::jit::aten::linear;
-    const int64_t channels = product->kind() == OpKind::ConvTranspose           ? 0
+    const int64_t channels = product->kind() == OpKind::ConvTranspose        ? 0
                              : product->kind() == OpKind::MatMul && !by_rows ? -2
-                                                                                : 1;
+                                                                             : 1;
     const bool fits = weight && data->dtype == at::kQUInt8 &&
                       largestPair(integersOf(weight->tensor), channels) * 255 < (1 << 15);
     if (!fits) {

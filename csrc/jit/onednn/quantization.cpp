@@ -77,7 +77,8 @@ std::optional<QuantParams> quantizeParams(const Node* node) {
   const bool per_channel = node->kind() == quantizePerChannel();
   const auto scales = numbers<double>(node->input(1));
   const auto zero_points = numbers<int64_t>(node->input(2));
-  const auto axis = per_channel ? torch::jit::toIValue(node->input(3)) : std::optional(c10::IValue(-1));
+  const auto axis =
+      per_channel ? torch::jit::toIValue(node->input(3)) : std::optional(c10::IValue(-1));
   const auto dtype = torch::jit::toIValue(node->input(per_channel ? 4 : 3));
   if (!scales || !zero_points || !axis || !axis->isInt() || !dtype || !dtype->isInt()) {
     return std::nullopt;
@@ -137,9 +138,9 @@ at::QuantizerPtr makeQuantizer(const QuantParams& params) {
     return at::make_per_tensor_affine_quantizer(params.scales.front(), params.zero_points.front(),
                                                 params.dtype);
   }
-  return at::make_per_channel_affine_quantizer(
-      at::tensor(params.scales, at::kDouble), at::tensor(params.zero_points, at::kLong),
-      params.axis, params.dtype);
+  return at::make_per_channel_affine_quantizer(at::tensor(params.scales, at::kDouble),
+                                               at::tensor(params.zero_points, at::kLong),
+                                               params.axis, params.dtype);
 }
 
 at::Tensor integersOf(const at::Tensor& quantized) {

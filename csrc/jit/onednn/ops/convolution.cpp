@@ -38,7 +38,7 @@ void emitConvolution(Lowering& l, const ConvArgs& args) {
   }
   const bool transposed = args.output_padding.has_value();
   const bool packable = !transposed && args.groups == 1;
-  std::vector<Operand> inputs{l.in("input"), packable ? l.weight("weight", "input") : l.in("weight")};
+  std::vector<Operand> inputs{l.in("input"), l.weight("weight", "input", packable)};
   if (!l.isNone("bias")) {
     // oneDNN takes no f32 bias for a bf16 convolution.
     inputs.push_back(l.inAs("bias", dtype));

@@ -256,7 +256,7 @@ Operand Lowering::add(Operand operand) {
 Operand Lowering::in(const Value* value) {
   value = behind(value);
   if (const auto weight = quantizedConstant(value)) {
-    return dequantized(*weight, /*transposed=*/false, /*packable=*/false);
+    return floats(*weight, /*transposed=*/false);
   }
   const auto type = dtype(value);
   if (type != at::kFloat && type != at::kBFloat16 && type != at::kBool) {
@@ -269,8 +269,8 @@ Operand Lowering::quantized(const Value* value, const QuantParams& params) {
   value = behind(value);
   const auto known = facts_.tensor(value).dtype;
   if (known && *known != params.dtype) {
-    refuse(fmt::format("%{} is {} where {} was expected", value->debugName(),
-                       c10::toString(*known), c10::toString(params.dtype)));
+    refuse(fmt::format("%{} is {} where {} was expected", value->debugName(), c10::toString(*known),
+                       c10::toString(params.dtype)));
   }
   return operandOf(value, params.dtype);
 }
@@ -297,9 +297,8 @@ Operand Lowering::dequantized(const QuantizedConstant& weight, bool transposed, 
     std::swap(sizes.at(0), sizes.at(1));
     params.axis = params.perTensor() ? params.axis : 1 - params.axis;
   }
-  const auto stored = constant(params.dtype, sizes, [integers, transposed] {
-    return transposed ? integers.t() : integers;
-  });
+  const auto stored = constant(
+      params.dtype, sizes, [integers, transposed] { return transposed ? integers.t() : integers; });
   if (packable) {
     packable_.insert(stored.id);
   }
@@ -313,33 +312,52 @@ Operand Lowering::dequantized(const QuantizedConstant& weight, bool transposed, 
   return result;
 }
 
-bool Lowering::packable(const char* name, const char* data) const {
-  if (!quantizedConstant(arg(name))) {
-    return isConstantTensor(arg(name));
+Operand Lowering::floats(const QuantizedConstant& weight, bool transposed) {
+  auto sizes = weight.tensor.sizes().vec();
+  if (transposed) {
+    std::swap(sizes.at(0), sizes.at(1));
   }
+  return constant(weight.dtype, sizes, [weight, transposed] {
+    const auto plain = weight.tensor.dequantize().to(weight.dtype);
+    return transposed ? plain.t() : plain;
+  });
+}
+
+std::optional<QuantParams> Lowering::quantization(const char* data) const {
   const auto* source = behind(arg(data))->node();
   if (source->kind() == torch::jit::aten::to) {
     source = source->input(0)->node();
   }
-  const auto params = dequantizeParams(source);
-  return params && params->dtype == at::kQUInt8 && params->perTensor() &&
-         params->zero_points.front() == 0;
+  return dequantizeParams(source);
 }
 
-Operand Lowering::weight(const char* name, const char* data) {
-  if (const auto quantized = quantizedConstant(arg(name))) {
-    return dequantized(*quantized, /*transposed=*/false, packable(name, data));
+bool Lowering::packable(const char* name, const char* data) const {
+  const auto params = quantization(data);
+  if (!quantizedConstant(arg(name)) || !params) {
+    return isConstantTensor(arg(name));
+  }
+  return params->dtype == at::kQUInt8 && params->perTensor() && params->zero_points.front() == 0;
+}
+
+Operand Lowering::weight(const char* name, const char* data, bool pack) {
+  if (const auto eight_bit = quantizedConstant(arg(name)); eight_bit && quantization(data)) {
+    return dequantized(*eight_bit, /*transposed=*/false, pack && packable(name, data));
   }
   auto operand = in(name);
-  if (operand.constant) {
+  if (operand.constant && pack) {
     packable_.insert(operand.id);
   }
   return operand;
 }
 
-Operand Lowering::transposedWeight(const char* name) {
-  if (const auto quantized = quantizedConstant(arg(name))) {
-    return dequantized(*quantized, /*transposed=*/true, /*packable=*/true);
+Operand Lowering::transposedWeight(const char* name, const char* data) {
+  if (const auto eight_bit = quantizedConstant(arg(name))) {
+    if (quantization(data)) {
+      return dequantized(*eight_bit, /*transposed=*/true, /*packable=*/true);
+    }
+    auto plain = floats(*eight_bit, /*transposed=*/true);
+    packable_.insert(plain.id);
+    return plain;
   }
   const auto tensor = torch::jit::toIValue(arg(name))->toTensor();
   auto operand = constant(tensor.scalar_type(), {tensor.size(1), tensor.size(0)},
@@ -451,8 +469,8 @@ void Lowering::emitQuantization(OpKind kind, const Operand& input, const Operand
                                 const QuantParams& params) {
   auto& op = emit(kind, {input}, {output});
   op.set_attr<std::string>(Attr::qtype, params.perTensor() ? "per_tensor" : "per_channel");
-  op.set_attr<std::vector<float>>(
-      Attr::scales, std::vector<float>(params.scales.begin(), params.scales.end()));
+  op.set_attr<std::vector<float>>(Attr::scales,
+                                  std::vector<float>(params.scales.begin(), params.scales.end()));
   op.set_attr<std::vector<int64_t>>(Attr::zps, params.zero_points);
   if (!params.perTensor()) {
     op.set_attr<int64_t>(Attr::axis, params.axis);

@@ -132,18 +132,17 @@ class Lowering {
   int64_t dim(int64_t index, const Value* value) const;
 
   // --- operands -----------------------------------------------------------------------------
-  // A quantized constant comes with the Dequantize that makes it a float.
   Operand in(const Value* value);
   Operand in(const char* name) { return in(arg(name)); }
   // A constant weight that is packed into the layout the compiled partition asks for. Only where
   // the op takes the weight as it is: oneDNN 3.2 loops for ever when it has to choose a layout
   // behind a reshape into groups or a transpose. `data` is the argument that it is multiplied with:
-  // an 8-bit weight is packed only if that makes the packed one a permutation, see packable().
-  Operand weight(const char* name, const char* data);
+  // if that is in 8 bit, an 8-bit weight stays so, and is packed if packable(); else it is a float.
+  Operand weight(const char* name, const char* data, bool pack = true);
   // The transpose of a constant 2-dim weight, as a view, for MatMul without transpose_b; packed.
-  Operand transposedWeight(const char* name);
-  // False for an 8-bit weight whose packed form would hold sums beside the numbers: where the data
-  // is signed or has a zero point, oneDNN appends what corrects for that.
+  Operand transposedWeight(const char* name, const char* data);
+  // False for an 8-bit weight with 8-bit data whose packed form would hold sums beside the numbers:
+  // where the data is signed or has a zero point, oneDNN appends what corrects for that.
   bool packable(const char* name, const char* data) const;
   // A value that is stored in 8 bit.
   Operand quantized(const Value* value, const QuantParams& params);
@@ -174,6 +173,9 @@ class Lowering {
   Operand add(Operand operand);
   Operand operandOf(const Value* value, at::ScalarType type);
   Operand dequantized(const QuantizedConstant& weight, bool transposed, bool packable);
+  Operand floats(const QuantizedConstant& weight, bool transposed);
+  // Of an argument that is dequantized, and maybe cast.
+  std::optional<QuantParams> quantization(const char* data) const;
 
   const Node* node_;
   const Facts& facts_;

@@ -22,8 +22,9 @@ void linear(Lowering& l) {
   l.requireRank(l.arg("input"), 1, 6);
   l.requireRank(l.arg("weight"), 2, 2);
   const bool constant = l.packable("weight", "input");
-  std::vector<Operand> inputs{l.in("input"),
-                              constant ? l.transposedWeight("weight") : l.in("weight")};
+  std::vector<Operand> inputs{l.in("input"), constant
+                                                 ? l.transposedWeight("weight", "input")
+                                                 : l.weight("weight", "input", /*pack=*/false)};
   if (!l.isNone("bias")) {
     l.requireRank(l.arg("bias"), 1, 1);
     inputs.push_back(l.inAs("bias", l.dtype(l.arg("input"))));

@@ -7,10 +7,9 @@ namespace llga {
 const std::vector<OpEntry>& opTable() {
   static const std::vector<OpEntry> table = [] {
     std::vector<OpEntry> all;
-    for (const auto& family :
-         {convolutionOps(), matmulOps(), attentionOps(), eltwiseOps(), binaryOps(),
-          normalizationOps(), poolingOps(), reductionOps(), shapeOps(), interpolateOps(),
-          quantizeOps()}) {
+    for (const auto& family : {convolutionOps(), matmulOps(), attentionOps(), eltwiseOps(),
+                               binaryOps(), normalizationOps(), poolingOps(), reductionOps(),
+                               shapeOps(), interpolateOps(), quantizeOps()}) {
       all.insert(all.end(), family.begin(), family.end());
     }
     return all;

@@ -160,8 +160,8 @@ class Preparer {
   // The type of a dequantized value; for a constant, all of it.
   static void describe(Node* node) {
     if (const auto weight = quantizedConstant(node->output())) {
-      node->output()->setType(c10::TensorType::createContiguous(at::kFloat, at::kCPU,
-                                                                weight->tensor.sizes()));
+      node->output()->setType(
+          c10::TensorType::createContiguous(at::kFloat, at::kCPU, weight->tensor.sizes()));
     } else {
       setDtype(node->output(), at::kFloat);
     }
@@ -213,8 +213,8 @@ class Preparer {
     auto* move = quantize->input(0)->node();
     const auto params = quantizeParams(quantize);
     if (!params || !params->perTensor() || !movesNumbers(move) || takesPart(move) ||
-        !isPure(move) || !quantize->output()->hasUses() || move->owningBlock() != quantize->owningBlock() ||
-        move->output()->uses().size() != 1) {
+        !isPure(move) || !quantize->output()->hasUses() ||
+        move->owningBlock() != quantize->owningBlock() || move->output()->uses().size() != 1) {
       return false;
     }
     auto* lifted = graph_->createClone(quantize, [](Value* v) { return v; });

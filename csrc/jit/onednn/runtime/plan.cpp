@@ -82,8 +82,7 @@ at::Tensor makeOutput(const OutputSpec& spec, c10::ArrayRef<c10::IValue> inputs)
     }
   }
   if (spec.quantizer) {
-    const auto bytes =
-        at::detail::computeStorageNbytes(spec.sizes, spec.strides, /*itemsize=*/1);
+    const auto bytes = at::detail::computeStorageNbytes(spec.sizes, spec.strides, /*itemsize=*/1);
     return quantizedOver(
         c10::Storage(c10::Storage::use_byte_size_t(), bytes, at::getCPUAllocator(), true), 0, spec);
   }
