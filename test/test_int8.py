@@ -502,7 +502,7 @@ def test_bf16_around_8_bits() -> None:
 @pytest.mark.parametrize("op", ["conv", "linear", "depthwise"])
 def test_float_data_with_8_bit_weights(op: str) -> None:
     """Nothing multiplies them: the group makes floats of them, once."""
-    function, shape, bias, data_shape = OPS[op]
+    function, shape, _bias, data_shape = OPS[op]
 
     class WeightOnly(nn.Module):
         def __init__(self) -> None:
