@@ -7,6 +7,7 @@ quantized and dequantized between float operators, weights are dequantized const
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import dnnl_graph
 import llga_fuser
 from llga_fuser import _C
 from util import Fused, fused_graph, fuses, to_script
@@ -320,6 +322,17 @@ def test_residual_blocks_stay_in_8_bits() -> None:
     assert report["summary"]["groups"] == 7, report["summary"]  # 5 convolutions, pool, linear
 
 
+def test_groups_run_in_dnnl_graph() -> None:
+    module, x = Residual().eval(), torch.randn(2, 3, 16, 16)
+    report = llga_fuser.report(module, x)
+    assert len(report.partitions) >= 4
+    for partition in report.partitions:
+        graph = dnnl_graph.load(json.loads(partition.to_json()))
+        result = dnnl_graph.run(graph, {**partition.constants, **partition.inputs})
+        for tid, value in partition.outputs.items():
+            assert torch.equal(torch.from_numpy(result[tid]), value)
+
+
 @pytest.mark.parametrize("scripted", [False, True])
 def test_any_shape_and_thread_count(scripted: bool) -> None:
     function, shape, bias, _ = OPS["conv"]
@@ -406,6 +419,68 @@ def test_softmax_and_layer_norm_quantize() -> None:
     run_function(
         lambda x: qdq(F.layer_norm(x, (32,)), 0.03, 128), torch.randn(4, 32), 0.03, "layer_norm"
     )
+
+
+MOVES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Any]]] = {
+    "view": ((2, 4, 32), lambda x: x.view(8, 32)),
+    "reshape": ((2, 32, 4), lambda x: x.transpose(1, 2).reshape(8, 32)),
+    "flatten": ((2, 8, 2, 2), lambda x: x.flatten(1)),
+    "squeeze": ((4, 1, 32), lambda x: x.squeeze()),
+    "squeeze.dim": ((4, 1, 32), lambda x: x.squeeze(1)),
+    "squeeze.dims": ((4, 1, 1, 32), lambda x: x.squeeze((1, 2))),
+    "unsqueeze": ((4, 32), lambda x: x.unsqueeze(1)),
+    "transpose": ((2, 32, 4), lambda x: x.transpose(1, 2)),
+    "permute": ((32, 2, 4), lambda x: x.permute(1, 2, 0)),
+    "t": ((32, 4), lambda x: x.t()),
+    "slice": ((4, 40), lambda x: x[:, 4:36]),
+    "select": ((4, 3, 32), lambda x: x[:, 1]),
+    "contiguous": ((2, 32, 4), lambda x: x.transpose(1, 2).contiguous()),
+    "chunk": ((4, 64), lambda x: x.chunk(2, -1)[1]),
+    "view_of_transposed": ((2, 32, 4), lambda x: x.transpose(1, 2).contiguous().view(8, 32)),
+}
+
+
+class Moved(nn.Module):
+    def __init__(self, move: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.move, self.w = move, weight(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.move(qdq(x, 0.02, 100)), self.w.dequantize())
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_numbers_are_moved_in_8_bits(name: str) -> None:
+    shape, move = MOVES[name]
+    found = run(Moved(move), (torch.randn(shape),), inside="linear")
+    assert not found.outside["aten::dequantize"], str(found)
+
+
+@pytest.mark.parametrize("name", [n for n in MOVES if n not in ("slice", "select", "chunk")])
+def test_results_are_moved_in_8_bits(name: str) -> None:
+    shape, move = MOVES[name]
+    width = shape[-1]
+
+    class Lifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = weight(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.linear(qdq(x, 0.02, 100), self.w.dequantize())
+            return torch.quantize_per_tensor(move(y), 0.3, 90, torch.quint8)
+
+    found = run(Lifted(), (torch.randn(shape),), step=0.3, inside="linear")
+    assert found.outside["aten::quantize_per_tensor"] == 1, str(found)  # that of the input
+
+
+def test_both_operands_are_one_value() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            d = qdq(x, 0.02, 100)
+            return F.relu(d + d) * d
+
+    run(Twice(), (torch.randn(3, 8, 4, 4),), groups=None)
 
 
 def test_parameters_that_are_not_constant_stay_outside() -> None:

@@ -276,19 +276,23 @@ class Partition:
     def inputs(self) -> dict[int, Tensor]:
         """The other inputs by id, as the group gets them when the model is called once more.
 
-        Runs the model with the report's own arguments. Values that another partition of the same
-        group computes are not among them.
+        Of quantized tensors, the integers. Runs the model with the report's own arguments. Values
+        that another partition of the same group computes are not among them.
         """
         places, (tensors, _) = self._description.inputs, self._record(self.group)
         found = {t: tensors[places[t]] for t in self._part["inputs"] if t in places}
         # oneDNN has no 0-dim tensors.
-        return {t: v.reshape(1) if v.dim() == 0 else v for t, v in found.items()}
+        return {t: _integers(v.reshape(1) if v.dim() == 0 else v) for t, v in found.items()}
 
     @property
     def outputs(self) -> dict[int, Tensor]:
-        """The outputs by id, as the group returns them in that call."""
+        """The outputs by id, as the group returns them in that call; see `inputs`."""
         places, (_, tensors) = self._description.outputs, self._record(self.group)
-        return {t: tensors[places[t]] for t in self._part["outputs"] if t in places}
+        return {t: _integers(tensors[places[t]]) for t in self._part["outputs"] if t in places}
+
+
+def _integers(value: Tensor) -> Tensor:
+    return value.int_repr() if value.is_quantized else value
 
 
 @dataclass(frozen=True)

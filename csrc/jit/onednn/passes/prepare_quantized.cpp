@@ -92,16 +92,21 @@ void setDtype(Value* value, at::ScalarType dtype) {
   value->setType((type ? type : c10::TensorType::get())->withScalarType(dtype));
 }
 
+bool isQuantized(Block* block) {
+  return std::any_of(block->nodes().begin(), block->nodes().end(), [](Node* node) {
+    return isQuantize(node) || isDequantize(node) ||
+           std::any_of(node->blocks().begin(), node->blocks().end(), isQuantized);
+  });
+}
+
 class Preparer {
  public:
-  explicit Preparer(const GraphPtr& graph) : graph_(graph) {
-    const AliasDb aliases(graph);
-    collect(graph->block(), aliases);
-  }
+  explicit Preparer(const GraphPtr& graph) : graph_(graph) {}
 
   void run() {
-    if (!found_) {
-      return;
+    {
+      const AliasDb aliases(graph_);
+      collect(graph_->block(), aliases);
     }
     annotate(graph_->block());
     while (rewrite(graph_->block())) {
@@ -117,7 +122,6 @@ class Preparer {
       for (auto* nested : node->blocks()) {
         collect(nested, aliases);
       }
-      found_ = found_ || isDequantize(node) || isQuantize(node);
       if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node)) &&
           !aliases.hasWriters(node)) {
         pure_.insert(node);
@@ -298,31 +302,28 @@ class Preparer {
         continue;
       }
       const auto uses = node->output()->uses();
-      std::unordered_set<const Node*> readers;
-      for (const auto& use : uses) {
-        // The same node may read it twice; the first reader keeps the original.
-        if (!readers.insert(use.user).second || readers.size() == 1 ||
-            use.user->owningBlock() != block || use.user == block->return_node()) {
-          continue;
-        }
-        auto* copy = graph_->createClone(node, [](Value* v) { return v; });
-        copy->insertBefore(use.user);
-        for (size_t i = 0; i < use.user->inputs().size(); ++i) {
-          if (use.user->input(i) == node->output()) {
-            use.user->replaceInput(i, copy->output());
-          }
+      for (const auto i :
+           c10::irange(size_t{1}, uses.size())) {  // the first one keeps the original
+        const auto& use = uses[i];
+        if (use.user->owningBlock() == block && use.user != block->return_node()) {
+          auto* copy = graph_->createClone(node, [](Value* v) { return v; });
+          copy->insertBefore(use.user);
+          use.user->replaceInput(use.offset, copy->output());
         }
       }
     }
   }
 
   GraphPtr graph_;
-  bool found_ = false;
   std::unordered_set<const Node*> pure_;
 };
 
 }  // namespace
 
-void prepareQuantized(const GraphPtr& graph) { Preparer(graph).run(); }
+void prepareQuantized(const GraphPtr& graph) {
+  if (isQuantized(graph->block())) {
+    Preparer(graph).run();
+  }
+}
 
 }  // namespace llga
