@@ -412,6 +412,41 @@ def test_cat() -> None:
     run_function(module, torch.randn(2, 6, 8, 8), 0.03, "cat")
 
 
+class Picks(nn.Module):
+    """Float convolution results -> max pooling and cat -> 8 bits, and 8 bits -> both -> linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = weight(8, 8, 3, 3), weight(8, 8, 1, 1)
+        self.c = weight(10, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        d = qdq(x, 0.02, 100)
+        branches = [
+            F.max_pool2d(F.conv2d(d, self.a.dequantize(), padding=1), 2),
+            F.relu(F.conv2d(d, self.b.dequantize(), stride=2)),
+        ]
+        y = qdq(torch.cat(branches, 1), 0.2, 60)
+        pooled = torch.cat([F.max_pool2d(y, 2), F.max_pool2d(y.flip(-1), 2)], 1)
+        return F.linear(pooled[:, ::2].flatten(1), self.c.dequantize())
+
+
+def test_max_pool_and_cat_take_8_bits() -> None:
+    module, x = Picks(), torch.randn(2, 8, 8, 8)
+    with torch.no_grad():
+        expected = module(x)
+        script = to_script(module, (x,))
+        for _ in range(3):
+            # A rounding that falls to the other side moves a sum by 0.2 times a weight.
+            torch.testing.assert_close(script(x), expected, rtol=0, atol=0.4)
+        found = fused_graph(script, x)
+    with_8_bits = [g for g in found.groups if g["aten::quantize_per_tensor"]]
+    kinds = [
+        k for g in with_8_bits for k in ("conv", "max_pool2d", "cat") if any(k in n for n in g)
+    ]
+    assert kinds.count("conv") == 2 and "max_pool2d" in kinds and "cat" in kinds, str(found)
+
+
 def test_softmax_and_layer_norm_quantize() -> None:
     run_function(
         lambda x: qdq(torch.softmax(x, -1), 1 / 255), torch.randn(4, 32), 1 / 255, "softmax"

@@ -352,6 +352,48 @@ def test_prepare_quantized_lifts_quantize() -> None:
     assert kinds(graph) == ["aten::linear", *moved]
 
 
+def test_prepare_quantized_before_max_pool() -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %two : int[] = prim::Constant[value=[2, 2]]()
+          %no : int[] = prim::Constant[value=[0, 0]]()
+          %unit : int[] = prim::Constant[value=[1, 1]]()
+          %false : bool = prim::Constant[value=0]()
+          %y : Tensor = aten::linear(%x, %w, %none)
+          %p : Tensor = aten::max_pool2d(%y, %two, %two, %no, %unit, %false)
+          %q : Tensor = aten::quantize_per_tensor(%p, %s, %z, %u8)
+          %i : Tensor = aten::int_repr(%q)
+          return (%i)
+        """,
+    )
+    quantize = "aten::quantize_per_tensor"
+    around = [quantize, "aten::dequantize", "aten::max_pool2d", quantize]
+    assert kinds(graph) == ["aten::linear", *around, "aten::int_repr"]
+
+
+def test_prepare_quantized_behind_cat() -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %y : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %q1 : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d1 : Tensor = aten::dequantize(%q1)
+          %q2 : Tensor = aten::quantize_per_tensor(%y, %s, %z, %u8)
+          %d2 : Tensor = aten::dequantize(%q2)
+          %l : Tensor[] = prim::ListConstruct(%d1, %d2)
+          %c : Tensor = aten::cat(%l, %one)
+          %r : Tensor = aten::linear(%c, %w, %none)
+          return (%r)
+        """,
+    )
+    pair = ["aten::quantize_per_tensor", "aten::dequantize"]
+    assert kinds(graph) == [*pair, *pair, "aten::cat", *pair, "aten::linear"]
+
+
 def test_prepare_quantized_gives_each_reader_its_own() -> None:
     graph = after(
         "prepare_quantized",

@@ -14,7 +14,13 @@
 //      conv2d(view(dequantize(%q)))   ->  conv2d(dequantize(reshape(%q)))
 //      quantize(transpose(conv2d()))  ->  transpose(quantize(conv2d()))
 //    (reshape: other strides than those of the float value may forbid a view)
-// 4. Each reader gets a dequantize of its own: oneDNN takes none that is read twice. The graph
+// 4. Max pooling and concatenation give 8-bit values of 8-bit values, and oneDNN fuses them if they
+// are
+//    quantized on both sides; the parameters are those of the side that has some:
+//      conv2d(cat(dequantize(%a), dequantize(%b)))
+//                                     ->  conv2d(dequantize(quantize(cat(dequantize(%a), ...))))
+//      quantize(max_pool2d(%x))       ->  quantize(max_pool2d(dequantize(quantize(%x))))
+// 5. Each reader gets a dequantize of its own: oneDNN takes none that is read twice. The graph
 //    fuser joins those again that went into no group.
 //
 // All rewrites give equal numbers.
@@ -64,6 +70,25 @@ bool takesPart(const Node* node) {
 
 // prim::ConstantChunk, the executor's aten::chunk: several results, each a slice.
 bool splits(const Node* node) { return node->kind() == torch::jit::prim::ConstantChunk; }
+
+// Max pooling and cat: each element of the result is one of those that come in, and which one does
+// not change if all are rounded alike.
+bool picksNumbers(const Node* node) {
+  return node->outputs().size() == 1 && isTensor(node->output()) &&
+         (node->kind() == aten::max_pool1d || node->kind() == aten::max_pool2d ||
+          node->kind() == aten::max_pool3d ||
+          (node->kind() == aten::cat &&
+           node->input(0)->node()->kind() == torch::jit::prim::ListConstruct));
+}
+
+// The node that has the tensors such an op picks from as inputs, and how many there are.
+std::pair<Node*, size_t> sourcesOf(Node* picking) {
+  if (picking->kind() == aten::cat) {
+    auto* list = picking->input(0)->node();
+    return {list, list->inputs().size()};
+  }
+  return {picking, 1};
+}
 
 bool multiplies(const Node* node) {
   switch (node->kind()) {
@@ -122,8 +147,10 @@ class Preparer {
       for (auto* nested : node->blocks()) {
         collect(nested, aliases);
       }
-      if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node)) &&
-          !aliases.hasWriters(node)) {
+      if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node) ||
+           picksNumbers(node)) &&
+          !aliases.hasWriters(node) &&
+          (node->kind() != aten::cat || !aliases.hasWriters(node->input(0)->node()))) {
         pure_.insert(node);
       }
     }
@@ -178,9 +205,14 @@ class Preparer {
       for (auto* nested : node->blocks()) {
         changed = rewrite(nested) || changed;
       }
-      if (isPure(node) && (cancel(node) || lift(node) || sink(node))) {
+      if (!isPure(node)) {
+        continue;
+      }
+      if (cancel(node) || lift(node) || sink(node)) {
         changed = true;
         removeUnread(node);
+      } else if (picksNumbers(node) && (quantizeBehind(node) || quantizeBefore(node))) {
+        changed = true;
       }
     }
     return changed;
@@ -253,6 +285,83 @@ class Preparer {
       output->replaceAllUsesWith(sunk->output());
     }
     return true;
+  }
+
+  // pick(dequantize(%q)) -> dequantize(quantize(pick(dequantize(%q)))), on the way to such an op
+  bool quantizeBehind(Node* pick) {
+    const auto [sources, count] = sourcesOf(pick);
+    const auto* first = sources->input(0)->node();
+    const auto params = dequantizeParams(first);
+    const bool alike =
+        params && params->perTensor() &&
+        std::all_of(sources->inputs().begin(), sources->inputs().begin() + count,
+                    [&](const Value* value) {
+                      return isPure(value->node()) && dequantizeParams(value->node()) == params;
+                    });
+    if (!alike || !leadsToProduct(pick)) {
+      return false;
+    }
+    auto* rounded = roundTrip(pick->output(), *params, pick->next());
+    pick->output()->replaceAllUsesAfterNodeWith(rounded->node(), rounded);
+    return true;
+  }
+
+  // quantize(pick(%x)) -> quantize(pick(dequantize(quantize(%x))))
+  bool quantizeBefore(Node* pick) {
+    const auto& uses = pick->output()->uses();
+    if (uses.size() != 1 || uses[0].user->owningBlock() != pick->owningBlock()) {
+      return false;
+    }
+    const auto params = quantizeParams(uses[0].user);
+    if (!params || !params->perTensor() || !isPure(uses[0].user)) {
+      return false;
+    }
+    const auto [sources, count] = sourcesOf(pick);
+    if (sources != pick && sources->output()->uses().size() != 1) {
+      return false;  // somebody else reads the list
+    }
+    bool changed = false;
+    for (const auto i : c10::irange(count)) {
+      auto* value = sources->input(i);
+      if (!isDequantize(value->node())) {  // other parameters are for oneDNN to convert
+        sources->replaceInput(i, roundTrip(value, *params, sources));
+        changed = true;
+      }
+    }
+    return changed;
+  }
+
+  // dequantize(quantize(value))
+  Value* roundTrip(Value* value, const QuantParams& params, Node* before) {
+    const torch::jit::WithInsertPoint guard(before);
+    auto* quantize = graph_->insertNode(
+        graph_->create(Symbol::fromQualString("aten::quantize_per_tensor"),
+                       {value, graph_->insertConstant(params.scales.front()),
+                        graph_->insertConstant(params.zero_points.front()),
+                        graph_->insertConstant(static_cast<int64_t>(params.dtype))}));
+    copyType(value, quantize->output(), params.dtype);
+    auto* dequantize = graph_->insertNode(
+        graph_->create(Symbol::fromQualString("aten::dequantize"), {quantize->output()}));
+    dequantize->output()->setType(value->type());
+    setDtype(dequantize->output(), at::kFloat);
+    setDequantizeParams(dequantize, params);
+    for (auto* node : {quantize, dequantize}) {
+      node->copyMetadata(value->node());
+      pure_.insert(node);
+    }
+    return dequantize->output();
+  }
+
+  // Through moves and picks, to an op that multiplies.
+  static bool leadsToProduct(const Node* node) {
+    return std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* output) {
+      const auto& uses = output->uses();
+      return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+        return multiplies(use.user) || ((movesNumbers(use.user) || picksNumbers(use.user) ||
+                                         use.user->kind() == torch::jit::prim::ListConstruct) &&
+                                        use.offset == 0 && leadsToProduct(use.user));
+      });
+    });
   }
 
   static bool leadsToCompute(const Node* move) {
