@@ -15,14 +15,46 @@ void* allocate(size_t size, size_t /*alignment*/) { return c10::alloc_cpu(size);
 
 void deallocate(void* pointer) { c10::free_cpu(pointer); }
 
+// The constant tensor cache holds what oneDNN makes of constants that are not packed here. It is on
+// in 3.2, where what it holds dies with the compiled partition; later it is off unless asked for,
+// and holds things until it is emptied: forgetConstants().
+#if DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR >= 5
+constexpr size_t kAbandonedLimit = size_t{16} << 20;
+
+std::atomic<size_t> abandoned_bytes{0};
+std::atomic<bool> exiting{false};
+
+void keepConstants() {
+  const auto cpu = dnnl::engine::kind::cpu;
+  if (dnnl::graph::get_constant_tensor_cache_capacity(cpu) == 0) {
+    dnnl::graph::set_constant_tensor_cache_capacity(cpu, size_t{1} << 20);  // MiB: no limit
+  }
+  // Runs before oneDNN's cache is destroyed, which has been made by now.
+  std::atexit([] { exiting = true; });
+}
+#else
+void keepConstants() {}
+#endif
+
 }  // namespace
+
+void forgetConstants([[maybe_unused]] size_t bytes) {
+#if DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR >= 5
+  if (abandoned_bytes.fetch_add(bytes) + bytes > kAbandonedLimit && !exiting) {
+    abandoned_bytes = 0;
+    const auto cpu = dnnl::engine::kind::cpu;
+    dnnl::graph::set_constant_tensor_cache_capacity(
+        cpu, dnnl::graph::get_constant_tensor_cache_capacity(cpu));  // which empties it
+  }
+#endif
+}
 
 const dnnl::engine& engine() {
   static const auto* instance = [] {
     // A compiled partition belongs to one plan; oneDNN's own cache would keep it, and the weights
-    // it has packed, after the plan is gone. (The constant tensor cache stays as it is: on in 3.2,
-    // where it dies with the compiled partition, off in 3.7, where it does not.)
+    // it has packed, after the plan is gone.
     dnnl::graph::set_compiled_partition_cache_capacity(0);
+    keepConstants();
     const dnnl::graph::allocator allocator(allocate, deallocate);
     return new dnnl::engine(
         dnnl::graph::make_engine_with_allocator(dnnl::engine::kind::cpu, 0, allocator));

@@ -27,7 +27,17 @@ struct Plan::Arguments {
   std::vector<Call> calls;
 };
 
-Plan::~Plan() { delete idle_.load(std::memory_order_acquire); }
+Plan::~Plan() {
+  delete idle_.load(std::memory_order_acquire);
+  size_t bytes = 0;
+  for (const auto& tensor : constant_tensors) {
+    bytes += tensor.nbytes();
+  }
+  try {
+    forgetConstants(bytes);
+  } catch (const dnnl::error&) {  // NOLINT(bugprone-empty-catch): then they stay, that is all
+  }
+}
 
 std::unique_ptr<Plan::Arguments> Plan::makeArguments() const {
   auto arguments = std::make_unique<Arguments>();
