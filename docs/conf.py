@@ -27,7 +27,7 @@ author = "the authors of llga_fuser"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "examples/*.md"]
 exclude_patterns = ["build"]
 html_theme = "furo"
 html_title = f"llga_fuser {release}"
