@@ -1416,7 +1416,7 @@ PATTERNS = [
         "y = F.relu(self.b2(self.d(y)), inplace=True); y = self.b3(self.e(y)); y += x; "
         "return F.relu(y, inplace=True)",
         "conv add relu",
-        3,
+        None,  # 3; with AVX2 oneDNN 3.7 computes the first two convolutions in one partition
         c=(8, 8, 1),
         e=(8, 8, 1),
         b2=lambda: nn.BatchNorm2d(8),
@@ -2239,6 +2239,20 @@ def test_optimize_for_inference() -> None:
             assert_same(script(x), m(x))
 
 
+@pytest.mark.parametrize("shape", [(1, 12, 12, 4), (2, 12, 12, 4)])
+@pytest.mark.parametrize("order", [(0, 3, 1, 2), (0, 3, 2, 1), (0, 2, 3, 1)])
+def test_permuted_operand(shape: Shape, order: Sequence[int]) -> None:
+    """The position bias of T5, which oneDNN 3.7 adds to a product as if it were row-major."""
+    back = [order.index(i) for i in range(4)]
+    size = [(shape[0], 4, 12, 12)[i] for i in back]
+    bias = torch.randn(size).permute(order)
+    m = net("torch.matmul(x, y) * 0.5 + bias + mask", "x, y, bias, mask")
+    inputs = [torch.randn(2, 4, 12, 16), torch.randn(2, 4, 16, 12), bias, torch.randn(2, 1, 12, 12)]
+    check(m, inputs, fused="matmul")
+    m = net("torch.relu(self.c(x) + bias)", "x, bias", c=nn.Conv2d(3, 4, 3, padding=1))
+    check(m, [torch.randn(2, 3, 12, 12), bias], fused="conv add relu")
+
+
 def test_packed_weights() -> None:
     """Packed once for all shapes, counted, and given back."""
     gc.collect()
@@ -2256,8 +2270,8 @@ def test_packed_weights() -> None:
         for size in range(13, 23):
             x = torch.randn(1, 64, size, size)
             assert_same(script(x), m(x))
-    # Another shape may ask for another layout, but not for a copy each time.
-    assert packed() < 3 * weight
+    # Another shape may ask for another layout (3.7 has three here), but not for a copy each time.
+    assert packed() < 4 * weight
     llga_fuser.clear_cache()
     assert packed() == 0
     with torch.no_grad():

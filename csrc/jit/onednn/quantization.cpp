@@ -9,8 +9,6 @@
 namespace llga {
 namespace {
 
-namespace attr = torch::jit::attr;
-
 Symbol quantizePerTensor() {
   static const Symbol kind = Symbol::fromQualString("aten::quantize_per_tensor");
   return kind;

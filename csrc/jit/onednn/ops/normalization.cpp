@@ -64,10 +64,10 @@ void groupNorm(Lowering& l) {
 #if DNNL_VERSION_MAJOR > 3 || (DNNL_VERSION_MAJOR == 3 && DNNL_VERSION_MINOR >= 6)
   requireFloatInput(l);
   l.requireRank(l.arg("input"), 3, 5);
-  const auto channels = l.sizes(l.arg("input"))[1];
   const bool affine = !l.isNone("weight") || !l.isNone("bias");
   std::vector<Operand> inputs{l.in("input")};
   if (affine) {
+    const auto channels = l.sizes(l.arg(l.isNone("weight") ? "bias" : "weight"))[0];
     inputs.push_back(parameter(l, "weight", channels, 1));
     inputs.push_back(parameter(l, "bias", channels, 0));
   }

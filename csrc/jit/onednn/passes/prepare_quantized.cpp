@@ -220,7 +220,7 @@ class Preparer {
 
   // What a rewrite has left behind: as a reader it would stand in the way of others.
   static void removeUnread(Node* node) {
-    while (node->inputs().size() != 0 &&
+    while (!node->inputs().empty() &&
            std::none_of(node->outputs().begin(), node->outputs().end(),
                         [](const Value* output) { return output->hasUses(); }) &&
            (isQuantize(node) || isDequantize(node) || movesNumbers(node) || splits(node))) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -248,8 +249,13 @@ class PlanCompiler {
   void compile(const dnnl::graph::partition& partition) {
     std::vector<Layout> inputs;
     std::vector<Layout> outputs;
+    std::unordered_map<size_t, Slot> copies;
     for (const auto& port : partition.get_input_ports()) {
-      inputs.push_back(inputLayout(port.get_id()));
+      const auto id = port.get_id();
+      inputs.push_back(inputLayout(id));
+      if (isPermutedOperand(partition, inputs.back())) {
+        std::tie(copies[id], inputs.back()) = rowMajor(inputs.back());
+      }
     }
     for (const auto& port : partition.get_output_ports()) {
       outputs.push_back(outputLayout(port.get_id()));
@@ -257,7 +263,9 @@ class PlanCompiler {
     Plan::Step step;
     step.compiled = partition.compile(inputs, outputs, engine());
     for (const auto& input : inputs) {
-      step.inputs.push_back(bindInput(step.compiled, input));
+      const auto copy = copies.find(input.get_id());
+      step.inputs.push_back(copy == copies.end() ? bindInput(step.compiled, input)
+                                                 : std::pair(copy->second, input));
     }
     for (const auto& output : outputs) {
       const auto id = output.get_id();
@@ -274,6 +282,65 @@ class PlanCompiler {
       inplace_[output] = input;
     }
     plan_->steps.push_back(std::move(step));
+  }
+
+  // An operand that a kernel takes beside its own, in another order of dimensions than the
+  // kernel's: oneDNN 3.7 adds it to a matrix product as if it were row-major.
+  bool isPermutedOperand(const dnnl::graph::partition& partition, const Layout& layout) const {
+    if (layout.get_layout_type() != LayoutType::strided || layout.get_dims().size() < 3) {
+      return false;
+    }
+    bool read = false;
+    bool product = false;
+    const auto members = partition.get_ops();
+    for (const auto& op : lowered_.ops) {
+      if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
+        product = product || op.kind() == OpKind::MatMul;
+        read = read || (isBinary(op.kind()) &&
+                        std::any_of(op.inputs().begin(), op.inputs().end(),
+                                    [&](const Operand& in) { return in.id == layout.get_id(); }));
+      }
+    }
+    const auto sizes = layout.get_dims();
+    const auto strides = layout.get_strides();
+    const auto last =
+        sizes.size() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
+    const bool plain = strides == c10::TensorType::contiguousStridesOf(sizes) ||
+                       (!product && sizes.size() > 3 &&
+                        strides == c10::TensorType::contiguousStridesOf(sizes, last));
+    return read && !plain && members.size() > 1;
+  }
+
+  static bool isBinary(OpKind kind) {
+    switch (kind) {
+      case OpKind::Add:
+      case OpKind::Subtract:
+      case OpKind::Multiply:
+      case OpKind::Divide:
+      case OpKind::Maximum:
+      case OpKind::Minimum:
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // A step that copies such an operand; where the copy will be, and its layout.
+  std::pair<Slot, Layout> rowMajor(const Layout& from) {
+    const auto id = from.get_id();
+    const auto sizes = from.get_dims();
+    const auto to = logical_tensor(next_id_++, from.get_data_type(), sizes,
+                                   c10::TensorType::contiguousStridesOf(sizes));
+    const dnnl::graph::op reorder(next_id_++, OpKind::Reorder, {from}, {to}, "copy");
+    const dnnl::graph::partition partition(reorder, dnnl::engine::kind::cpu);
+    Plan::Step step;
+    step.compiled = partition.compile({from}, {to}, engine());
+    step.inputs.push_back(bindInput(step.compiled, from));
+    const Slot slot{Slot::Kind::temporary, plan_->temporary_bytes.size()};
+    plan_->temporary_bytes.push_back(to.get_mem_size());
+    step.outputs.emplace_back(slot, to);
+    plan_->steps.push_back(std::move(step));
+    return {slot, withId(to, id)};
   }
 
   // ------------------------------------------------------------------------------------ inputs
