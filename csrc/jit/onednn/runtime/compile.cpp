@@ -253,7 +253,7 @@ class PlanCompiler {
     for (const auto& port : partition.get_input_ports()) {
       const auto id = port.get_id();
       inputs.push_back(inputLayout(id));
-      if (isPermutedOperand(partition, inputs.back())) {
+      if (needsRowMajor(partition, inputs.back())) {
         std::tie(copies[id], inputs.back()) = rowMajor(inputs.back());
       }
     }
@@ -284,31 +284,38 @@ class PlanCompiler {
     plan_->steps.push_back(std::move(step));
   }
 
-  // An operand that a kernel takes beside its own, in another order of dimensions than the
-  // kernel's: oneDNN 3.7 adds it to a matrix product as if it were row-major.
-  bool isPermutedOperand(const dnnl::graph::partition& partition, const Layout& layout) const {
-    if (layout.get_layout_type() != LayoutType::strided || layout.get_dims().size() < 3) {
+  // What a kernel does badly in another order of dimensions than its own. An operand that it takes
+  // beside its own: oneDNN 3.7 adds it to a matrix product as if it were row-major. The data of a
+  // layer norm: the reference kernel takes it, at a hundred times the cost of a copy.
+  bool needsRowMajor(const dnnl::graph::partition& partition, const Layout& layout) const {
+    if (layout.get_layout_type() != LayoutType::strided) {
       return false;
-    }
-    bool read = false;
-    bool product = false;
-    const auto members = partition.get_ops();
-    for (const auto& op : lowered_.ops) {
-      if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
-        product = product || op.kind() == OpKind::MatMul;
-        read = read || (isBinary(op.kind()) &&
-                        std::any_of(op.inputs().begin(), op.inputs().end(),
-                                    [&](const Operand& in) { return in.id == layout.get_id(); }));
-      }
     }
     const auto sizes = layout.get_dims();
     const auto strides = layout.get_strides();
+    if (sizes.size() < 2 || strides == c10::TensorType::contiguousStridesOf(sizes)) {
+      return false;
+    }
+    bool operand = false;
+    bool normalized = false;
+    bool product = false;
+    const auto id = layout.get_id();
+    const auto members = partition.get_ops();
+    for (const auto& op : lowered_.ops) {
+      if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
+        const auto& inputs = op.inputs();
+        product = product || op.kind() == OpKind::MatMul;
+        normalized = normalized || (op.kind() == OpKind::LayerNorm && inputs.front().id == id);
+        operand = operand || (isBinary(op.kind()) &&
+                              std::any_of(inputs.begin(), inputs.end(),
+                                          [&](const Operand& input) { return input.id == id; }));
+      }
+    }
     const auto last =
         sizes.size() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
-    const bool plain = strides == c10::TensorType::contiguousStridesOf(sizes) ||
-                       (!product && sizes.size() > 3 &&
-                        strides == c10::TensorType::contiguousStridesOf(sizes, last));
-    return read && !plain && members.size() > 1;
+    const bool image = !product && sizes.size() > 3 &&
+                       strides == c10::TensorType::contiguousStridesOf(sizes, last);
+    return normalized || (operand && !image && members.size() > 1);
   }
 
   static bool isBinary(OpKind kind) {
