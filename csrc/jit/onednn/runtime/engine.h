@@ -16,7 +16,8 @@ const dnnl::engine& engine();
 dnnl::stream& stream();
 
 // To be told when a plan with that many bytes of unpacked constants dies: oneDNN may hold copies of
-// them. From time to time it drops all such copies, and makes them anew where they are still needed.
+// them. From time to time it drops all such copies, and makes them anew where they are still
+// needed.
 void forgetConstants(size_t bytes);
 
 // "3.2.0" of the library that is loaded, not of the headers.
