@@ -13,6 +13,16 @@ import dnnl_graph as dg
 VERSION = dg.version()[:2]
 LT = dg.logical_tensor
 
+# Attributes of a 3x3 convolution that keeps the size.
+CONV = {
+    "strides": [1, 1],
+    "pads_begin": [1, 1],
+    "pads_end": [1, 1],
+    "dilations": [1, 1],
+    "data_format": "NCX",
+    "weights_format": "OIX",
+}
+
 
 def rng(seed=0):
     return np.random.default_rng(seed)

@@ -3,7 +3,7 @@
 import cases
 import numpy as np
 import pytest
-from cases import LT, VERSION, normal
+from cases import CONV, LT, VERSION, normal
 from scipy import special
 
 import dnnl_graph as dg
@@ -40,16 +40,6 @@ class Builder:
         parts = self.graph.get_partitions()
         assert [p.is_supported() for p in parts] == [True] * partitions, parts
         return dg.run(self.graph, self.arrays)[lt.get_id()]
-
-
-CONV = {
-    "strides": [1, 1],
-    "pads_begin": [1, 1],
-    "pads_end": [1, 1],
-    "dilations": [1, 1],
-    "data_format": "NCX",
-    "weights_format": "OIX",
-}
 
 
 def test_conv_relu():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import cases
 import numpy as np
 import pytest
-from cases import LT, normal, positive
+from cases import CONV, LT, normal, positive
 from scipy import special
 
 import dnnl_graph as dg
@@ -33,14 +33,6 @@ class Case:
     attrs: dict = field(default_factory=dict)
 
 
-CONV = {
-    "strides": [1, 1],
-    "pads_begin": [1, 1],
-    "pads_end": [1, 1],
-    "dilations": [1, 1],
-    "data_format": "NCX",
-    "weights_format": "OIX",
-}
 POOL = {"strides": [2, 2], "kernel": [2, 2], "pads_begin": [0, 0], "pads_end": [0, 0]}
 _x, _img = normal(4, 16), normal(1, 4, 6, 6)
 CASES = [

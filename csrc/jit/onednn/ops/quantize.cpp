@@ -1,7 +1,7 @@
 // Quantization. oneDNN Graph: Quantize, Dequantize.
 //
 // Dequantized constants (weights) are not here: they are part of the op that reads them, see
-// Lowering::in.
+// Lowering::weight.
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/quantization.h"
 
