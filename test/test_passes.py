@@ -182,6 +182,45 @@ def test_normalize_dropout() -> None:
     assert kinds(graph) == ["aten::relu"]
 
 
+def test_normalize_cat_of_one() -> None:
+    graph = after(
+        "normalize_ops",
+        """
+        graph(%x : Tensor):
+          %dim : int = prim::Constant[value=1]()
+          %list : Tensor[] = prim::ListConstruct(%x)
+          %1 : Tensor = aten::cat(%list, %dim)
+          %2 : Tensor = aten::relu(%1)
+          return (%2)
+        """,
+    )
+    assert kinds(graph) == ["aten::relu"]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "return (%1)",
+        "%2 : Tensor = aten::t(%1)\n return (%2)",
+        "%2 : Tensor = aten::relu_(%1)\n %3 : Tensor = aten::tanh(%2)\n return (%3)",
+        "%2 : Tensor = aten::relu_(%x)\n %3 : Tensor = aten::add(%2, %1, %dim)\n return (%3)",
+    ],
+    ids=["returned", "view returned", "copy written to", "original written to"],
+)
+def test_normalize_keeps_cat_of_one_whose_copy_matters(rest: str) -> None:
+    graph = after(
+        "normalize_ops",
+        f"""
+        graph(%x : Tensor):
+          %dim : int = prim::Constant[value=1]()
+          %list : Tensor[] = prim::ListConstruct(%x)
+          %1 : Tensor = aten::cat(%list, %dim)
+          {rest}
+        """,
+    )
+    assert "aten::cat" in kinds(graph)
+
+
 def test_normalize_keeps_dropout_in_training() -> None:
     graph = after(
         "normalize_ops",

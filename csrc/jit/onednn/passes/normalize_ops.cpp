@@ -10,8 +10,11 @@
 // 4. A cast to the data type that its input has by construction, as freezing under autocast leaves
 //    them all over the graph, is its input.
 //
+// 5. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
+//
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
 // are not rewritten here: the op table lowers them as they stand, so there is nothing to undo.
+#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <unordered_set>
@@ -266,6 +269,22 @@ bool dropIdentityCast(Node* node) {
   return true;
 }
 
+// DenseNets begin each block with one.
+bool dropCatOfOne(Node* node) {
+  const auto* list = node->input(0)->node();
+  if (list->kind() != torch::jit::prim::ListConstruct || list->inputs().size() != 1) {
+    return false;
+  }
+  const torch::jit::AliasDb aliases(node->owningGraph()->shared_from_this());
+  auto* item = list->input(0);
+  if (aliases.hasWriters(item) || aliases.hasWriters(node->output()) ||
+      aliases.mayContainAlias(node->output(), node->owningGraph()->outputs())) {
+    return false;
+  }
+  node->output()->replaceAllUsesWith(item);
+  return true;
+}
+
 void visit(Block* block) {
   for (auto it = block->nodes().begin(); it != block->nodes().end();) {
     auto* node = *it++;
@@ -279,6 +298,8 @@ void visit(Block* block) {
       replaced = splitEncoderLayer(node);
     } else if (node->kind() == aten::dropout) {
       replaced = dropDropout(node);
+    } else if (node->kind() == aten::cat) {
+      replaced = dropCatOfOne(node);
     } else {
       replaced = dropIdentityCast(node);
     }

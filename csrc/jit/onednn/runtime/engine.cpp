@@ -117,6 +117,20 @@ std::atomic<bool>& saturationAllowed() {
 
 bool allowInt8Saturation(bool allow) { return saturationAllowed().exchange(allow); }
 
+bool usesAvxGemm() {
+  static const bool uses = [] {
+    switch (dnnl::get_effective_cpu_isa()) {
+      case dnnl::cpu_isa::avx:
+      case dnnl::cpu_isa::avx2:
+      case dnnl::cpu_isa::avx2_vnni:
+        return true;
+      default:
+        return false;
+    }
+  }();
+  return uses;
+}
+
 bool saturatesInt8() {
   static const bool saturates = [] {
     switch (dnnl::get_effective_cpu_isa()) {

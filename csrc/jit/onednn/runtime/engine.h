@@ -30,6 +30,9 @@ std::string effectiveIsa();
 // Whether oneDNN has bfloat16 kernels for this processor (and ONEDNN_MAX_CPU_ISA).
 bool supportsBf16();
 
+// Whether oneDNN computes float32 matrix products in its gemm for AVX and AVX2.
+bool usesAvxGemm();
+
 // Whether sums of two 8-bit products are kept in 16 bit, and cut off where they do not fit: on
 // processors without VNNI.
 bool saturatesInt8();

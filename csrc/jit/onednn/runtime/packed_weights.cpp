@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/packed_weights.h"
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +14,8 @@
 namespace llga {
 namespace {
 
+constexpr size_t kUnalignedBy = 16;  // bytes off what the allocator aligns to
+
 std::atomic<size_t> live_bytes{0};
 
 struct Entry {
@@ -22,12 +25,15 @@ struct Entry {
   Shape strides;
   int64_t offset;
   Layout layout;
+  Placement placement;
   std::weak_ptr<const PackedWeight> packed;
 
   bool expired() const { return storage.expired() || packed.expired(); }
-  bool matches(const at::Tensor& weight, uint32_t weight_version, const Layout& wanted) const {
+  bool matches(const at::Tensor& weight, uint32_t weight_version, const Layout& wanted,
+               Placement where) const {
     return version == weight_version && offset == weight.storage_offset() &&
-           weight.sizes() == sizes && weight.strides() == strides && layout.is_equal(wanted);
+           weight.sizes() == sizes && weight.strides() == strides && layout.is_equal(wanted) &&
+           placement == where;
   }
 };
 
@@ -73,12 +79,12 @@ std::vector<uint32_t> positions(const at::Tensor& weight, const Layout& layout, 
 }
 
 template <typename T>
-at::Tensor pack(const at::Tensor& weight, const Layout& layout, uint32_t base) {
+at::Tensor packOpaque(const at::Tensor& weight, const Layout& layout, uint32_t base) {
   const auto slots = static_cast<int64_t>(layout.get_mem_size() / sizeof(T));
   if (slots > std::numeric_limits<int32_t>::max()) {
     throw PackError{"the packed weight has more than 2^31 elements"};
   }
-  const auto where = positions<T>(weight, layout, base);
+  auto where = positions<T>(weight, layout, base);
   const auto plain = weight.contiguous();
   auto packed = at::zeros({slots}, weight.options());
   const auto* from = plain.const_data_ptr<T>();
@@ -89,6 +95,7 @@ at::Tensor pack(const at::Tensor& weight, const Layout& layout, uint32_t base) {
     }
     to[where[i]] = from[i];
   }
+  where = {};  // as large as the weight
   // Proof that it is the layout's own order, and nothing but an order.
   auto back = at::empty_like(plain);
   copyToPlain(layout, to, back);
@@ -98,17 +105,29 @@ at::Tensor pack(const at::Tensor& weight, const Layout& layout, uint32_t base) {
   return packed;
 }
 
-at::Tensor pack(const at::Tensor& weight, const Layout& layout) {
+at::Tensor packOpaque(const at::Tensor& weight, const Layout& layout) {
   switch (weight.scalar_type()) {
     case at::kFloat:
-      return pack<float>(weight, layout, 1U << 24);
+      return packOpaque<float>(weight, layout, 1U << 24);
     case at::kBFloat16:
-      return pack<at::BFloat16>(weight, layout, 1U << 8);
+      return packOpaque<at::BFloat16>(weight, layout, 1U << 8);
     case at::kChar:
-      return pack<int8_t>(weight, layout, 1U << 7);
+      return packOpaque<int8_t>(weight, layout, 1U << 7);
     default:
       throw PackError{"only int8, float32 and bfloat16 weights are packed"};
   }
+}
+
+at::Tensor packStrided(const at::Tensor& weight, const Layout& layout, Placement placement) {
+  const auto item = weight.itemsize();
+  const auto bytes =
+      at::detail::computeStorageNbytes(layout.get_dims(), layout.get_strides(), item);
+  const auto offset = placement == Placement::unaligned ? kUnalignedBy / item : 0;
+  auto memory = at::empty({static_cast<int64_t>(bytes / item + offset)}, weight.options());
+  auto packed = memory.as_strided(layout.get_dims(), layout.get_strides(),
+                                  static_cast<int64_t>(offset));
+  packed.copy_(weight);
+  return packed;
 }
 
 }  // namespace
@@ -120,7 +139,7 @@ PackedWeight::PackedWeight(at::Tensor memory, size_t bytes)
 
 PackedWeight::~PackedWeight() { live_bytes -= bytes_; }
 
-PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout) {
+PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement) {
   const auto wanted = withId(layout, 0);
   auto& reg = registry();
   const std::lock_guard lock(reg.mutex);
@@ -132,17 +151,19 @@ PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout) {
       it = reg.entries.erase(it);
       continue;
     }
-    if (it->second.matches(weight, version, wanted)) {
+    if (it->second.matches(weight, version, wanted, placement)) {
       if (auto packed = it->second.packed.lock()) {
         return packed;
       }
     }
     ++it;
   }
-  auto packed = std::make_shared<const PackedWeight>(pack(weight, wanted), wanted.get_mem_size());
+  auto packed = std::make_shared<const PackedWeight>(
+      isOpaque(wanted) ? packOpaque(weight, wanted) : packStrided(weight, wanted, placement),
+      wanted.get_mem_size());
   reg.entries.emplace(key,
                       Entry{weight.storage().getWeakStorageImpl(), version, weight.sizes().vec(),
-                            weight.strides().vec(), weight.storage_offset(), wanted, packed});
+                            weight.strides().vec(), weight.storage_offset(), wanted, placement, packed});
   return packed;
 }
 

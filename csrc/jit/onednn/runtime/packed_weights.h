@@ -1,6 +1,6 @@
 // Constant weights in the layouts that compiled partitions ask for.
 //
-// One packed copy for each pair (constant tensor, layout), shared by all plans, shapes and threads
+// One packed copy for each (constant tensor, layout, placement), shared by all plans, shapes and threads
 // that need it. A plan owns what it reads through shared_ptr; the registry only remembers (weak),
 // so the last plan frees the memory. Any thread may call; packing holds one lock.
 #pragma once
@@ -36,8 +36,14 @@ struct PackError {
   const char* reason;
 };
 
+// Where a packed weight in a strided layout starts.
+enum class Placement {
+  aligned,    // as PyTorch's allocator aligns it: 64 bytes
+  unaligned,  // 16 bytes further
+};
+
 // `weight` in layout `layout`; packed now unless some plan already has it. Throws PackError.
-PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout);
+PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement);
 
 // Bytes of all packed weights alive.
 size_t packedBytes();
