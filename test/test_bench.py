@@ -182,6 +182,7 @@ def engine(name: str, **values: Any) -> Engine:
         ([engine("eager"), engine("llga_fuser", fallbacks={})], AGREE),
         ([engine("eager"), engine("llga_fuser", agrees=False)], DIFFER),
         ([engine("eager"), engine("llga_fuser", fallbacks={"dtype": 3})], DIFFER),
+        ([engine("eager"), engine("llga_fuser", fallbacks={"oneDNN takes 9 times": 3})], AGREE),
         ([engine("eager"), engine("llga_fuser", failure="died")], FAILED),
         ([engine("eager", failure="died"), engine("llga_fuser")], FAILED),
         # The built-in fuser is there to compare with.

@@ -79,6 +79,13 @@ def counted(fn: Callable[[], Any]) -> tuple[Any, Counter[str]]:
     return result, +Counter({n: getattr(after, n) - getattr(before, n) for n in names})
 
 
+@pytest.fixture
+def speed_check() -> Iterator[None]:
+    before = llga_fuser._C.check_speed(True)
+    yield
+    llga_fuser._C.check_speed(before)
+
+
 # ------------------------------------------------------------------------------------- executors
 
 
@@ -598,6 +605,77 @@ def test_nan_and_infinity_pass_through(value: float, where: str) -> None:
         for _ in range(3):
             assert_same(script(x), m(x))
         assert_same(script(torch.ones(IMAGE)), m(torch.ones(IMAGE)))
+
+
+# ----------------------------------------------------------------------------- reference kernels
+
+
+@pytest.mark.usefixtures("speed_check")
+@pytest.mark.parametrize("sizes", [(1, 3, 9, 9), (4, 1, 9, 9), (4, 3, 9, 1), (1, 1, 1, 9), (9, 9)])
+def test_product_with_an_addend_of_any_shape(sizes: tuple[int, ...]) -> None:
+    """Swin adds its position bias like this, for which the gemm for AVX2 has no kernel."""
+    addend = torch.randn(sizes)
+
+    def attend(q: Tensor, k: Tensor) -> Tensor:
+        return torch.softmax(torch.matmul(q, k) * 0.25 + addend, -1)
+
+    q = torch.randn(4, 9, 3, 16).transpose(1, 2)  # rows of a head are apart, as Swin's are
+    k = torch.randn(4, 3, 16, 9)
+    script = warmed(torch.jit.trace(attend, (q, k)), q, k)
+    with torch.no_grad():
+        result, figures = counted(lambda: script(q, k))
+    assert figures["fallbacks"] == 0
+    assert_same(result, attend(q, k))
+
+
+def mean_of_tokens() -> tuple[Any, Tensor]:
+    """oneDNN reduces outer dimensions number by number: some 200 times slower than PyTorch."""
+    x = torch.randn(8, 197, 768)
+    return warmed(torch.jit.trace(lambda x: x.mean(1), x), x), x
+
+
+@pytest.mark.usefixtures("speed_check")
+def test_reference_kernels_are_left_to_pytorch() -> None:
+    script, x = mean_of_tokens()
+    llga_fuser._C.reset_stats()
+    with torch.no_grad():
+        assert torch.equal(script(x), x.mean(1))
+    (reason,) = llga_fuser._C.fallbacks()
+    assert re.match(r"oneDNN takes \d+ times as long as PyTorch ", reason)
+
+
+def test_speed_check_can_be_switched_off() -> None:
+    """conftest.py has it off."""
+    script, x = mean_of_tokens()
+    with torch.no_grad():
+        result, figures = counted(lambda: script(x))
+    assert figures["fallbacks"] == 0
+    assert_same(result, x.mean(1))
+
+
+@pytest.mark.usefixtures("speed_check")
+def test_reductions_of_channels_last_data_stay_fused() -> None:
+    """The kernels want the reduced dimensions last in memory: such data is copied."""
+    m = net("torch.relu(self.c(x)).mean((2, 3))", c=nn.Conv2d(8, 256, 1)).eval()
+    x = torch.randn(4, 8, 20, 20)
+    script = warmed(to_script(m, [x], scripted=False, freeze=True), x)
+    with torch.no_grad():
+        result, figures = counted(lambda: script(x))
+        expected = m(x)
+    assert figures["fallbacks"] == 0
+    assert_same(result, expected)
+
+
+@pytest.mark.parametrize("width", [512, 768])
+def test_placement_of_weights(width: int) -> None:
+    """On AVX2 the weight of some products lies off alignment, in a copy of its own."""
+    m = net("torch.relu(self.c(x))", c=nn.Linear(64, width)).eval()
+    x = torch.randn(128, 64)
+    script = warmed(to_script(m, [x], scripted=False, freeze=True), x)
+    with torch.no_grad():
+        for rows in (1, 31, 32, 128, 262, 263):
+            x = torch.randn(rows, 64)
+            assert_same(script(x), m(x))
 
 
 # --------------------------------------------------------------------------- threads, processes

@@ -200,24 +200,30 @@ def test_normalize_cat_of_one() -> None:
 @pytest.mark.parametrize(
     "rest",
     [
-        "return (%1)",
-        "%2 : Tensor = aten::t(%1)\n return (%2)",
-        "%2 : Tensor = aten::relu_(%1)\n %3 : Tensor = aten::tanh(%2)\n return (%3)",
-        "%2 : Tensor = aten::relu_(%x)\n %3 : Tensor = aten::add(%2, %1, %dim)\n return (%3)",
+        ["return (%1)"],
+        ["%2 : Tensor = aten::t(%1)", "return (%2)"],
+        [
+            "%2 : Tensor = aten::relu_(%1)",
+            "%3 : Tensor = aten::add(%2, %x, %dim)",
+            "return (%3)",
+        ],
+        [
+            "%2 : Tensor = aten::relu_(%x)",
+            "%3 : Tensor = aten::add(%2, %1, %dim)",
+            "return (%3)",
+        ],
     ],
     ids=["returned", "view returned", "copy written to", "original written to"],
 )
-def test_normalize_keeps_cat_of_one_whose_copy_matters(rest: str) -> None:
-    graph = after(
-        "normalize_ops",
-        f"""
-        graph(%x : Tensor):
-          %dim : int = prim::Constant[value=1]()
-          %list : Tensor[] = prim::ListConstruct(%x)
-          %1 : Tensor = aten::cat(%list, %dim)
-          {rest}
-        """,
-    )
+def test_normalize_keeps_cat_of_one_whose_copy_matters(rest: list[str]) -> None:
+    lines = [
+        "graph(%x : Tensor):",
+        "  %dim : int = prim::Constant[value=1]()",
+        "  %list : Tensor[] = prim::ListConstruct(%x)",
+        "  %1 : Tensor = aten::cat(%list, %dim)",
+        *(f"  {line}" for line in rest),
+    ]
+    graph = after("normalize_ops", "\n".join(lines))
     assert "aten::cat" in kinds(graph)
 
 

@@ -19,6 +19,7 @@
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/finite.h"
+#include "jit/onednn/runtime/speed_check.h"
 
 namespace llga {
 namespace {
@@ -404,7 +405,9 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
       eager.push_back(inputs[i].isTensor() ? IValue(asInEager(inputs[i].toTensor(), owned_[i]))
                                            : inputs[i]);
     }
-    recordRun(*subgraph_, std::move(eager), facts);
+    const auto before = std::chrono::steady_clock::now();
+    recordRun(*subgraph_, eager, facts);
+    const std::chrono::duration<double> recorded = std::chrono::steady_clock::now() - before;
 
     CompileRequest request{subgraph_.get(),
                            &facts,
@@ -417,7 +420,11 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
       request.input_strides.push_back(signature.strides);
       request.owned_inputs.push_back(owned_[i] != 0);
     }
-    plan = compilePlan(request);
+    const auto interpret = [&] {
+      auto stack = eager;
+      torch::jit::InterpreterState(fallbackCode()).run(stack);
+    };
+    plan = compileChecked(request, inputs.vec(), interpret, recorded.count());
   } catch (const CompileError& error) {
     reason = error.reason;
   } catch (const std::exception& error) {
@@ -464,6 +471,9 @@ std::shared_ptr<const Description> FusionKernel::describe(
     request.owned_inputs.push_back(owned_[i] != 0);
     eager.push_back(std::move(value));
   }
+  if (const auto plan = find(environment(), inputs)) {
+    request.binaries_apart = plan->binaries_apart;
+  }
   recordRun(*subgraph_, std::move(eager), facts);
   auto description = describePlan(request, output_strides);
   if (!weights_.empty()) {
@@ -478,6 +488,13 @@ std::shared_ptr<const Description> FusionKernel::describe(
   return std::make_shared<const Description>(std::move(description));
 }
 
+const torch::jit::Code& FusionKernel::fallbackCode() {
+  std::call_once(fallback_once_, [&] {
+    fallback_code_ = std::make_unique<torch::jit::Code>(subgraph_, "llga_fallback");
+  });
+  return *fallback_code_;
+}
+
 void FusionKernel::runSubgraph(Stack& stack) {
   if (c10::GradMode::is_enabled() && wantsGradient(stack)) {
     for (const auto& weight : weights_) {
@@ -485,7 +502,7 @@ void FusionKernel::runSubgraph(Stack& stack) {
     }
   }
   const WeightsInUse present(weights_);
-  torch::jit::InterpreterState(*fallback_code_).run(stack);
+  torch::jit::InterpreterState(fallbackCode()).run(stack);
   for (auto& result : stack) {
     if (!weights_.empty() && result.isTensor() && findReleasable(result.toTensor())) {
       result = result.toTensor().clone();  // a view of a weight
@@ -494,9 +511,6 @@ void FusionKernel::runSubgraph(Stack& stack) {
 }
 
 void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint) {
-  std::call_once(fallback_once_, [&] {
-    fallback_code_ = std::make_unique<torch::jit::Code>(subgraph_, "llga_fallback");
-  });
   PlanCache::instance().fellBack(reason);
   if (auto* execution = Execution::current()) {
     execution->fell_back = true;

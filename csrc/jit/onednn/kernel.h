@@ -114,6 +114,7 @@ class FusionKernel final : public PlanOwner {
   void compile(Entry& entry, c10::ArrayRef<c10::IValue> inputs);
   // True if an input holds NaN or an infinity that the group's kernels might lose.
   bool holdsNonFinite(c10::ArrayRef<c10::IValue> inputs) const;
+  const torch::jit::Code& fallbackCode();
   void runSubgraph(torch::jit::Stack& stack);
   // `taint`: mark the results for the groups that read them as not finite.
   void fallBack(torch::jit::Stack& stack, const std::string& reason, bool taint = false);

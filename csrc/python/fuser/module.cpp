@@ -12,6 +12,7 @@
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/plan_cache.h"
+#include "jit/onednn/runtime/speed_check.h"
 #include "llga_fuser_build_config.h"
 
 namespace py = pybind11;
@@ -84,6 +85,7 @@ PYBIND11_MODULE(_C, m) {
       },
       py::arg("name"), py::arg("graph"));
   m.def("allow_int8_saturation", &llga::allowInt8Saturation, py::arg("allow"));
+  m.def("check_speed", &llga::checkSpeed, py::arg("on"));
   m.def("op_names", [] {
     std::vector<std::string> names;
     for (const auto& entry : llga::opTable()) {

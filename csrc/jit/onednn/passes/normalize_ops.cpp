@@ -277,7 +277,7 @@ bool dropCatOfOne(Node* node) {
   }
   const torch::jit::AliasDb aliases(node->owningGraph()->shared_from_this());
   auto* item = list->input(0);
-  if (aliases.hasWriters(item) || aliases.hasWriters(node->output()) ||
+  if (aliases.hasWriters(list) || aliases.hasWriters(item) || aliases.hasWriters(node->output()) ||
       aliases.mayContainAlias(node->output(), node->owningGraph()->outputs())) {
     return false;
   }

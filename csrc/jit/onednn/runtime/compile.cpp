@@ -78,6 +78,7 @@ class PlanCompiler {
     for (const auto i : c10::irange(plan_->outputs.size())) {
       describeOutput(i);
     }
+    plan_->binaries_apart = request_.binaries_apart;
     plan_->prepare();
     return plan_;
   }
@@ -194,11 +195,17 @@ class PlanCompiler {
       graph.add_op(emitted.build());
       open.insert(emitted.id());
     }
-    for (const auto& [id, index] : group_outputs_) {
-      // Without a reader outside, oneDNN would keep a value that others in the group read.
+    // Without a reader outside, oneDNN would keep a value that others in the group read.
+    auto read = [&](size_t id) {
       dnnl::graph::op end(next_id_++, OpKind::End, "output");
       end.add_input(lowered_.operands.at(id).logicalTensor());
       graph.add_op(end);
+    };
+    for (const auto& [id, index] : group_outputs_) {
+      read(id);
+    }
+    for (const auto id : cuts()) {
+      read(id);
     }
     graph.finalize();
 
@@ -220,6 +227,44 @@ class PlanCompiler {
       throw CompileError{"oneDNN left ops of the group out at these sizes"};
     }
     return inOrder(std::move(found));
+  }
+
+  // Values that are not fused to the binary op that reads them.
+  std::unordered_set<size_t> cuts() const {
+    std::unordered_map<size_t, const Operand*> computed;
+    bool product = false;
+    for (const auto& op : lowered_.ops) {
+      product = product || op.kind() == OpKind::MatMul;
+      for (const auto& output : op.outputs()) {
+        computed.emplace(output.id, &output);
+      }
+    }
+    std::unordered_set<size_t> found;
+    for (const auto& op : lowered_.ops) {
+      if (!isBinary(op.kind())) {
+        continue;
+      }
+      for (const auto i : {0, 1}) {
+        const auto value = computed.find(op.inputs()[i].id);
+        if (value != computed.end() && group_outputs_.count(value->first) == 0 &&
+            (request_.binaries_apart ||
+             (product && usesAvxGemm() && !addsToGemm(op.inputs()[1 - i], *value->second)))) {
+          found.insert(value->first);
+        }
+      }
+    }
+    return found;
+  }
+
+  // The gemm for AVX2 takes a second operand whole, by columns or as one number; with others comes
+  // the reference kernel.
+  static bool addsToGemm(const Operand& operand, const Operand& product) {
+    if (!operand.sizes || !product.sizes) {
+      return true;
+    }
+    const auto& sizes = *operand.sizes;
+    return sizes == *product.sizes || sizes.empty() ||
+           c10::multiply_integers(sizes.begin(), sizes.end() - 1) == 1;
   }
 
   static std::vector<dnnl::graph::partition> inOrder(std::vector<dnnl::graph::partition> found) {
@@ -288,7 +333,8 @@ class PlanCompiler {
 
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes
   // beside its own: oneDNN 3.7 adds it to a matrix product as if it were row-major. The data of a
-  // layer norm: the reference kernel takes it, at a hundred times the cost of a copy.
+  // layer norm or of a reduction, and without AVX-512 a factor whose matrices do not lie one behind
+  // the other: reference kernels take them, at a hundred times the cost of a copy.
   bool needsRowMajor(const dnnl::graph::partition& partition, const Layout& layout) const {
     if (layout.get_layout_type() != LayoutType::strided) {
       return false;
@@ -299,25 +345,52 @@ class PlanCompiler {
       return false;
     }
     bool operand = false;
-    bool normalized = false;
+    bool slow = false;
     bool product = false;
     const auto id = layout.get_id();
     const auto members = partition.get_ops();
     for (const auto& op : lowered_.ops) {
-      if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
-        const auto& inputs = op.inputs();
-        product = product || op.kind() == OpKind::MatMul;
-        normalized = normalized || (op.kind() == OpKind::LayerNorm && inputs.front().id == id);
-        operand = operand || (isBinary(op.kind()) &&
-                              std::any_of(inputs.begin(), inputs.end(),
-                                          [&](const Operand& input) { return input.id == id; }));
+      if (std::find(members.begin(), members.end(), op.id()) == members.end()) {
+        continue;
       }
+      const auto& inputs = op.inputs();
+      const bool reads = std::any_of(inputs.begin(), inputs.end(),
+                                     [&](const Operand& input) { return input.id == id; });
+      product = product || op.kind() == OpKind::MatMul;
+      operand = operand || (reads && isBinary(op.kind()));
+      slow =
+          slow ||
+          (inputs.front().id == id && (op.kind() == OpKind::LayerNorm || isReduction(op.kind()))) ||
+          (reads && op.kind() == OpKind::MatMul && usesAvxGemm() && !holdsMatrices(sizes, strides));
     }
     const auto last =
         sizes.size() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
     const bool image = !product && sizes.size() > 3 &&
                        strides == c10::TensorType::contiguousStridesOf(sizes, last);
-    return normalized || (operand && !image && members.size() > 1);
+    return slow || (operand && !image && members.size() > 1);
+  }
+
+  // Matrices one behind the other, each by rows or by columns.
+  static bool holdsMatrices(Shape sizes, Shape strides) {
+    if (strides.back() != 1) {
+      std::swap(sizes.end()[-1], sizes.end()[-2]);
+      std::swap(strides.end()[-1], strides.end()[-2]);
+    }
+    return strides == c10::TensorType::contiguousStridesOf(sizes);
+  }
+
+  static bool isReduction(OpKind kind) {
+    switch (kind) {
+      case OpKind::ReduceL1:
+      case OpKind::ReduceL2:
+      case OpKind::ReduceMax:
+      case OpKind::ReduceMean:
+      case OpKind::ReduceMin:
+      case OpKind::ReduceSum:
+        return true;
+      default:
+        return false;
+    }
   }
 
   static bool isBinary(OpKind kind) {
@@ -418,8 +491,7 @@ class PlanCompiler {
     }
     for (const auto& op : lowered_.ops) {
       if (op.kind() == OpKind::MatMul && op.inputs()[1].id == id) {
-        const auto rows = c10::multiply_integers(*op.inputs()[0].sizes) /
-                          layout.get_dims()[0];
+        const auto rows = c10::multiply_integers(*op.inputs()[0].sizes) / layout.get_dims()[0];
         return rows >= kFewRows && rows < kManyRows ? Placement::unaligned : Placement::aligned;
       }
     }

@@ -22,6 +22,8 @@ struct CompileRequest {
   // By subgraph output: oneDNN chooses the layout.
   std::vector<bool> any_layout;
   dnnl::fpmath_mode fpmath_mode;
+  // Binary ops begin partitions of their own.
+  bool binaries_apart = false;
 };
 
 // Thrown when oneDNN or the op table can't take the subgraph with these facts.

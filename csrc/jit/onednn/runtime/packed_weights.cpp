@@ -124,8 +124,8 @@ at::Tensor packStrided(const at::Tensor& weight, const Layout& layout, Placement
       at::detail::computeStorageNbytes(layout.get_dims(), layout.get_strides(), item);
   const auto offset = placement == Placement::unaligned ? kUnalignedBy / item : 0;
   auto memory = at::empty({static_cast<int64_t>(bytes / item + offset)}, weight.options());
-  auto packed = memory.as_strided(layout.get_dims(), layout.get_strides(),
-                                  static_cast<int64_t>(offset));
+  auto packed =
+      memory.as_strided(layout.get_dims(), layout.get_strides(), static_cast<int64_t>(offset));
   packed.copy_(weight);
   return packed;
 }
@@ -161,9 +161,9 @@ PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Place
   auto packed = std::make_shared<const PackedWeight>(
       isOpaque(wanted) ? packOpaque(weight, wanted) : packStrided(weight, wanted, placement),
       wanted.get_mem_size());
-  reg.entries.emplace(key,
-                      Entry{weight.storage().getWeakStorageImpl(), version, weight.sizes().vec(),
-                            weight.strides().vec(), weight.storage_offset(), wanted, placement, packed});
+  reg.entries.emplace(
+      key, Entry{weight.storage().getWeakStorageImpl(), version, weight.sizes().vec(),
+                 weight.strides().vec(), weight.storage_offset(), wanted, placement, packed});
   return packed;
 }
 

@@ -1,8 +1,8 @@
 // Constant weights in the layouts that compiled partitions ask for.
 //
-// One packed copy for each (constant tensor, layout, placement), shared by all plans, shapes and threads
-// that need it. A plan owns what it reads through shared_ptr; the registry only remembers (weak),
-// so the last plan frees the memory. Any thread may call; packing holds one lock.
+// One packed copy for each (constant tensor, layout, placement), shared by all plans, shapes and
+// threads that need it. A plan owns what it reads through shared_ptr; the registry only remembers
+// (weak), so the last plan frees the memory. Any thread may call; packing holds one lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -48,6 +48,7 @@ class Plan {
   std::vector<Step> steps;
   std::vector<OutputSpec> outputs;
   std::vector<size_t> temporary_bytes;
+  bool binaries_apart = false;  // as it was requested
   // Constants by Slot index: packed weights, or plain tensors used as they are.
   std::vector<PackedWeightPtr> packed;
   std::vector<void*> constants;

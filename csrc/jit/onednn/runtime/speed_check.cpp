@@ -1,0 +1,94 @@
+#include "jit/onednn/runtime/speed_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+namespace llga {
+namespace {
+
+// A reference kernel is slower by far more than noise: no need for a fine scale. But with more
+// threads than idle cores, one of OpenMP's barriers can take longer than the work; so what looks
+// slow is repeated until one run shows that it isn't, or for a while.
+constexpr double kWorthALook = 100e-6;  // seconds of one run
+constexpr double kSlow = 4;             // times as long as the subgraph
+constexpr double kWhile = 50e-3;        // seconds of all runs
+constexpr int kRuns = 3;                // at least
+
+std::atomic<bool>& checking() {
+  static std::atomic<bool> on = [] {
+    const char* text = std::getenv("LLGA_FUSER_SPEED_CHECK");
+    return text == nullptr || std::string_view(text) != "off";
+  }();
+  return on;
+}
+
+template <typename Run>
+double secondsOf(const Run& run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  return elapsed.count();
+}
+
+// Of the fastest run; ends early with one that takes no longer than `enough`.
+template <typename Run>
+double fastest(const Run& run, double enough) {
+  auto least = std::numeric_limits<double>::infinity();
+  double all = 0;
+  for (int i = 0; (i < kRuns || all < kWhile) && least > enough; ++i) {
+    const auto seconds = secondsOf(run);
+    least = std::min(least, seconds);
+    all += seconds;
+  }
+  return least;
+}
+
+}  // namespace
+
+bool checkSpeed(bool on) { return checking().exchange(on); }
+
+std::shared_ptr<const Plan> compileChecked(CompileRequest request,
+                                           const torch::jit::Stack& inputs,
+                                           const std::function<void()>& run_subgraph,
+                                           double subgraph_seconds) {
+  auto plan = compilePlan(request);
+  if (!checking()) {
+    return plan;
+  }
+  const auto run = [&inputs](const Plan& plan) {
+    auto stack = inputs;
+    try {
+      plan.execute(stack, inputs.size());
+    } catch (const dnnl::error& error) {
+      throw CompileError{fmt::format("oneDNN: {}", error.what())};
+    }
+  };
+  const auto once = secondsOf([&] { run(*plan); });
+  if (once < kWorthALook || once < kSlow * subgraph_seconds) {
+    return plan;
+  }
+  const auto limit =
+      kSlow * std::min(subgraph_seconds, fastest(run_subgraph, once / kSlow / kSlow));
+  const auto seconds = fastest([&] { run(*plan); }, limit);
+  if (seconds <= limit) {
+    return plan;
+  }
+  request.binaries_apart = true;
+  auto apart = compilePlan(request);
+  const auto apart_seconds = fastest([&] { run(*apart); }, limit);
+  if (apart_seconds <= limit) {
+    return apart;
+  }
+  throw CompileError{
+      fmt::format("oneDNN takes {:.0f} times as long as PyTorch at these sizes: it has a reference "
+                  "kernel only",
+                  kSlow * std::min(seconds, apart_seconds) / limit)};
+}
+
+}  // namespace llga

@@ -1,0 +1,31 @@
+// A plan that is not slower than the interpreter.
+//
+// For some arguments oneDNN has a reference kernel only, a hundred times slower than PyTorch's: a
+// matrix product with an addend that it can't broadcast (Swin's position bias), a reduction over
+// outer dimensions. The Graph API does not say which kernel it took, so a new plan is run once;
+// only where that takes several times as long as the subgraph did are both measured again, and a
+// plan whose binary ops are not fused to others is tried. Set-up code; any thread may call.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <memory>
+
+#include "jit/onednn/runtime/compile.h"
+
+namespace llga {
+
+// The plan for `request` and inputs like `inputs`. `run_subgraph` runs the same in the interpreter;
+// `subgraph_seconds` is what it has taken already, once. Throws CompileError, also where the
+// interpreter is the faster one.
+std::shared_ptr<const Plan> compileChecked(CompileRequest request,
+                                           const torch::jit::Stack& inputs,
+                                           const std::function<void()>& run_subgraph,
+                                           double subgraph_seconds);
+
+// Process-wide; on by default, off with LLGA_FUSER_SPEED_CHECK=off in the environment. Returns what
+// was before.
+bool checkSpeed(bool on);
+
+}  // namespace llga
