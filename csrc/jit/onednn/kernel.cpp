@@ -400,13 +400,16 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     RECORD_FUNCTION("llga::compile " + name_, ArrayRef<const IValue>{});
     const WeightsInUse present(weights_);
     RecordedFacts facts;
-    Stack eager;
-    for (const auto i : c10::irange(inputs.size())) {
-      eager.push_back(inputs[i].isTensor() ? IValue(asInEager(inputs[i].toTensor(), owned_[i]))
-                                           : inputs[i]);
-    }
+    const auto as_in_eager = [&] {
+      Stack stack;
+      for (const auto i : c10::irange(inputs.size())) {
+        stack.push_back(inputs[i].isTensor() ? IValue(asInEager(inputs[i].toTensor(), owned_[i]))
+                                             : inputs[i]);
+      }
+      return stack;
+    };
     const auto before = std::chrono::steady_clock::now();
-    recordRun(*subgraph_, eager, facts);
+    recordRun(*subgraph_, as_in_eager(), facts);
     const std::chrono::duration<double> recorded = std::chrono::steady_clock::now() - before;
 
     CompileRequest request{subgraph_.get(),
@@ -421,7 +424,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
       request.owned_inputs.push_back(owned_[i] != 0);
     }
     const auto interpret = [&] {
-      auto stack = eager;
+      auto stack = as_in_eager();
       torch::jit::InterpreterState(fallbackCode()).run(stack);
     };
     plan = compileChecked(request, inputs.vec(), interpret, recorded.count());

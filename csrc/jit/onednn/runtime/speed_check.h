@@ -16,11 +16,10 @@
 
 namespace llga {
 
-// The plan for `request` and inputs like `inputs`. `run_subgraph` runs the same in the interpreter;
-// `subgraph_seconds` is what it has taken already, once. Throws CompileError, also where the
-// interpreter is the faster one.
-std::shared_ptr<const Plan> compileChecked(CompileRequest request,
-                                           const torch::jit::Stack& inputs,
+// The plan for `request` and inputs like `inputs`. `run_subgraph` runs the same in the interpreter,
+// as the fallback would; `subgraph_seconds` is what that has taken already, once. Throws
+// CompileError, also where the interpreter is the faster one.
+std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::jit::Stack& inputs,
                                            const std::function<void()>& run_subgraph,
                                            double subgraph_seconds);
 
