@@ -70,7 +70,8 @@ int8:   llga_fuser.quantize with 32 samples, once for all engines. eager and llg
         numbers agree from 10 dB on.
 
 exit code: 0  the numbers agree with eager's; --compare: nothing is worse beyond the noise
-           1  they do not, or a fusion group of llga_fuser ran in the interpreter once warm;
+           1  they do not, or a fusion group of llga_fuser ran in the interpreter once warm (for
+              another reason than that oneDNN is slower there);
               --compare: something is slower, or fails or is wrong and was not
            2  wrong usage, or an engine failed, or a file cannot be used
            (llga_fuser's numbers decide, if it is among the engines; else those of all. That

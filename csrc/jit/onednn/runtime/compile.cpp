@@ -490,8 +490,9 @@ class PlanCompiler {
       return Placement::aligned;
     }
     for (const auto& op : lowered_.ops) {
-      if (op.kind() == OpKind::MatMul && op.inputs()[1].id == id) {
-        const auto rows = c10::multiply_integers(*op.inputs()[0].sizes) / layout.get_dims()[0];
+      const auto& inputs = op.inputs();
+      if (op.kind() == OpKind::MatMul && inputs[1].id == id && inputs[0].sizes) {
+        const auto rows = c10::multiply_integers(*inputs[0].sizes) / layout.get_dims()[0];
         return rows >= kFewRows && rows < kManyRows ? Placement::unaligned : Placement::aligned;
       }
     }
