@@ -2438,7 +2438,7 @@ NETS = [
     Net("vit_b_16", size=64, fused="conv layer_norm", modes=BOTH_BF16),
     Net("swin_t", size=64, fused="conv layer_norm"),
     Net("lraspp", size=64),
-    Net("vgg16", slow=True, outside=TO_FLATTEN),
+    Net("vgg16", size=224, slow=True, outside=TO_FLATTEN),  # likewise
     Net("resnext101_32x8d", slow=True, outside=TO_FLATTEN),
     Net("wide_resnet50_2", slow=True, outside=TO_FLATTEN),
     Net("densenet161", slow=True),
