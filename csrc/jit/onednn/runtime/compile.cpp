@@ -307,6 +307,12 @@ class PlanCompiler {
     for (const auto& port : partition.get_output_ports()) {
       outputs.push_back(outputLayout(port.get_id()));
     }
+    if (std::all_of(inputs.begin(), inputs.end(), [&](const Layout& input) {
+          return layouts_.count(input.get_id()) == 0 && group_inputs_.count(input.get_id()) == 0;
+        })) {
+      // oneDNN would compute it in the first call and leave the results of later ones unwritten.
+      throw CompileError{"all that a partition reads are constants"};
+    }
     Plan::Step step;
     step.compiled = partition.compile(inputs, outputs, engine());
     for (const auto& input : inputs) {
@@ -482,11 +488,13 @@ class PlanCompiler {
     constexpr int64_t kFewRows = 32;
     constexpr int64_t kManyRows = 263;
     constexpr int64_t kBadStride = 512;  // floats: half a page
+    constexpr int64_t kDeep = 64;        // with few products to a sum there is nothing to gain
     if (!usesAvxGemm() || isOpaque(layout) || layout.get_data_type() != DataType::f32) {
       return Placement::aligned;
     }
     const auto strides = layout.get_strides();
-    if (strides.size() != 2 || strides[1] != 1 || strides[0] % kBadStride != 0) {
+    if (strides.size() != 2 || strides[1] != 1 || strides[0] % kBadStride != 0 ||
+        layout.get_dims()[0] < kDeep) {
       return Placement::aligned;
     }
     for (const auto& op : lowered_.ops) {
