@@ -9,7 +9,6 @@
 // 3. aten::dropout outside training is its input.
 // 4. A cast to the data type that its input has by construction, as freezing under autocast leaves
 //    them all over the graph, is its input.
-//
 // 5. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
