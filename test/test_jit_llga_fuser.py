@@ -1827,6 +1827,30 @@ def test_function_traced_with_constants() -> None:
     )
 
 
+@pytest.mark.parametrize("folded", [True, False], ids=["folded", "not folded"])
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+def test_table_made_of_constants(scripted: bool, folded: bool) -> None:
+    """Swin V2's position bias: the in-place op keeps torch from folding it when it freezes.
+
+    oneDNN would compute it in the first call and leave the result of later ones unwritten.
+    """
+    table = net(
+        "self.m(self.t)[self.i].permute(2, 0, 1)",
+        args="",
+        m=nn.Sequential(nn.Linear(2, 512), nn.ReLU(inplace=True), nn.Linear(512, 4, bias=False)),
+        t=torch.randn(225, 2),
+        i=torch.randint(0, 225, (6, 6)),
+    )
+    module = net("self.l(x) + 16 * torch.sigmoid(self.t())", l=nn.Linear(6, 6), t=table)
+    llga_fuser._C.set_pass_enabled("fold_constants", folded)
+    try:
+        found = check(module, [torch.randn(2, 4, 6, 6)], scripted=scripted)
+    finally:
+        llga_fuser._C.set_pass_enabled("fold_constants", True)
+    left = [k for k in found.outside if k.startswith("aten::")]
+    assert folded == (not left), found
+
+
 def test_hook_and_submodule_call() -> None:
     """A traced module scripted into another one."""
     inner = torch.jit.trace(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).eval(), torch.randn(IMAGE))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import FileCheck
 
+import llga_fuser
 from llga_fuser import _C
 from util import walk
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("fuser")
 PASSES = [
     "specialize_types",
     "remove_mutation",
+    "fold_constants",
     "normalize_ops",
     "prepare_quantized",
     "prepare_binary",
@@ -165,6 +167,82 @@ def test_remove_mutation_keeps_what_others_see() -> None:
         """,
     )
     assert kinds(graph) == ["aten::relu_"]
+
+
+FLOATS = "Float(2, 2, strides=[2, 1], requires_grad=0, device=cpu)"
+OF_CONSTANTS = """
+graph(%x : Tensor):
+  %none : NoneType = prim::Constant()
+  %one : int = prim::Constant[value=1]()
+  %half : float = prim::Constant[value=0.5]()
+  %yes : bool = prim::Constant[value=1]()
+  %c : FLOATS = prim::Constant[value=<Tensor>]()
+  %1 : Tensor = aten::linear(%c, %c, %none)
+  %2 : Tensor = aten::relu(%1)
+  %list : Tensor[] = prim::ListConstruct(%2, %c)
+  %3 : Tensor = aten::cat(%list, %one)
+  %4 : Tensor = aten::matmul(%x, %3)
+  REST
+""".replace("FLOATS", FLOATS)
+
+
+def of_constants(rest: str = "return (%4)") -> str:
+    return OF_CONSTANTS.replace("REST", rest.replace("; ", "\n  "))
+
+
+def test_fold_constants() -> None:
+    graph = after("fold_constants", of_constants())
+    assert kinds(graph) == ["aten::matmul"]
+    (matmul,) = (n for n in walk(graph) if n.kind() == "aten::matmul")
+    assert list(matmul.inputs())[1].node().t("value").shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("rest", "kept"),
+    [
+        ("return (%2)", "relu"),
+        ("return (%3)", "cat"),
+        ("%5 : Tensor = aten::t(%1); return (%4, %5)", "linear t"),
+        ("%5 : Tensor = aten::add_(%3, %x, %one); return (%4)", "cat"),
+        ("%5 : Tensor = aten::dropout(%3, %half, %yes); return (%4, %5)", "dropout"),
+        ("%5 : Tensor = aten::bernoulli(%c, %none); %6 : Tensor = aten::mul(%5, %x); return (%6)",
+         "bernoulli"),
+        ("%5 : Tensor = aten::mm(%c, %3); %6 : Tensor = aten::mm(%3, %5); return (%4, %6)", "mm"),
+    ],
+    ids=["returned", "copy returned", "view returned", "written to", "random", "noise", "error"],
+)  # fmt: skip
+def test_fold_constants_keeps(rest: str, kept: str) -> None:
+    """What a caller or a later op could change, is not the same each time, or raises."""
+    found = kinds(after("fold_constants", of_constants(rest)))
+    assert {f"aten::{name}" for name in kept.split()} <= set(found)
+
+
+def test_fold_constants_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "aten::linear" in kinds(after("fold_constants", of_constants()))
+
+
+def test_fold_constants_keeps_8_bit() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 0, torch.qint8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.dequantize()
+
+    graph = llga_fuser.compile(Net().eval(), (torch.randn(2, 4),)).graph
+    assert "aten::dequantize" in kinds(graph)
+    _C.run_pass("fold_constants", graph)
+    assert "aten::dequantize" in kinds(graph)
+
+
+def test_what_was_folded_in_inference_mode_can_be_used_outside() -> None:
+    graph = parsed(of_constants())
+    with torch.inference_mode():
+        _C.run_pass("fold_constants", graph)
+    folded = [n.t("value") for n in walk(graph) if n.kind() == "prim::Constant" and n.outputsSize()]
+    assert not any(t.is_inference() for t in folded)
 
 
 def test_normalize_dropout() -> None:
@@ -570,6 +648,14 @@ def test_graph_fuser() -> None:
     assert kinds(first.g("Subgraph")) == ["aten::conv2d", "aten::relu"]
     assert kinds(second.g("Subgraph")) == ["aten::conv2d"]
     assert "lone elementwise" in lone.s("llga_refused")
+
+
+def test_graph_fuser_leaves_constants_alone() -> None:
+    graph = after("graph_fuser", of_constants("%5 : Tensor = aten::relu(%4); return (%5)"))
+    left = {n.kind(): n.s("llga_refused") for n in walk(graph) if n.hasAttribute("llga_refused")}
+    assert "all that it reads are constants" in left["aten::linear"], left
+    (group,) = (n for n in walk(graph) if n.kind() == "llga::FusionGroup")
+    assert kinds(group.g("Subgraph"))[0] == "aten::matmul"
 
 
 def test_graph_fuser_leaves_written_values_alone() -> None:

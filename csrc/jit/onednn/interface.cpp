@@ -24,6 +24,9 @@ const std::vector<PassEntry>& passes() {
        "first: profile nodes hide every pattern, and the passes below read the types"},
       {"remove_mutation", removeMutation,
        "before all rewriting: oneDNN Graph is pure, and rewriting needs pure nodes"},
+      {"fold_constants", foldConstants,
+       "after remove_mutation, which makes more nodes pure; before the rest, which need not look at "
+       "what is folded"},
       {"normalize_ops", normalizeOps,
        "before the op-specific passes, which know one spelling of each op"},
       {"prepare_quantized", prepareQuantized,

@@ -6,8 +6,8 @@
 //   %3 : Tensor = llga::FusionGroup[Subgraph=<the two nodes>](%x)
 //
 // A proposal is kept if it computes something; it is dropped, with the reason on its nodes, where
-// it only costs: lone views, a lone elementwise op that touches no other group. Shape arithmetic
-// that only the group needs moves into it.
+// it only costs: lone views, a lone elementwise op that touches no other group; and where oneDNN
+// would see constants alone. Shape arithmetic that only the group needs moves into it.
 #include <c10/util/irange.h>
 #include <torch/csrc/jit/jit_log.h>
 #include <torch/csrc/jit/passes/common_subexpression_elimination.h>
@@ -15,6 +15,7 @@
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -51,6 +52,31 @@ bool joinsGroups(const Proposal& proposal, const std::unordered_set<const Node*>
     }
   }
   return reads && read;
+}
+
+// oneDNN would compute such a partition in its first call and never again.
+std::vector<Proposal> dropConstant(std::vector<Proposal> proposals) {
+  std::erase_if(proposals, [](const Proposal& proposal) {
+    const std::unordered_set<const Node*> members(proposal.nodes.begin(), proposal.nodes.end());
+    std::function<bool(const Value*)> isConstant = [&](const Value* value) {
+      const auto* source = value->node();
+      if (source->kind() == prim::ListConstruct) {
+        return std::all_of(source->inputs().begin(), source->inputs().end(), isConstant);
+      }
+      return source->kind() == prim::Constant || isQuantizedConstant(source) ||
+             members.count(source) != 0 || !(isTensor(value) || isTensorList(value));
+    };
+    for (const auto* node : proposal.nodes) {
+      if (!std::all_of(node->inputs().begin(), node->inputs().end(), isConstant)) {
+        return false;
+      }
+    }
+    for (auto* node : proposal.nodes) {
+      refuse(node, qualifiedName(node) + ": partition dropped: all that it reads are constants");
+    }
+    return true;
+  });
+  return proposals;
 }
 
 std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
@@ -190,7 +216,7 @@ class BlockFuser {
     std::vector<Proposal> proposals;
     {
       const AliasDb aliases(graph_);
-      proposals = dropUnprofitable(proposeGroups(block, aliases));
+      proposals = dropUnprofitable(dropConstant(proposeGroups(block, aliases)));
     }
     for (auto& proposal : proposals) {
       Absorber(proposal.nodes).run();

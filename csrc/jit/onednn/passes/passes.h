@@ -14,6 +14,7 @@ using GraphPtr = std::shared_ptr<torch::jit::Graph>;
 
 void specializeTypes(const GraphPtr& graph);
 void removeMutation(const GraphPtr& graph);
+void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
 void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);
