@@ -10,6 +10,7 @@ also runs the models marked `slow`, which a plain `pytest` leaves out.
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import io
@@ -2333,11 +2334,32 @@ print(resident() - start)
 """
 
 
-@pytest.mark.xfail(
-    reason="TorchScript keeps the executors of frozen modules, and they keep the packed weights; "
-    "what llga_fuser.compile makes is freed (test_compile.py)",
-    strict=False,
-)
+@pytest.mark.parametrize("freeze", [False, True], ids=["unfrozen", "frozen"])
+def test_plans_go_with_the_module(freeze: bool) -> None:
+    """TorchScript keeps its functions, and with them the fusion groups, for ever."""
+    m = net("torch.relu(self.c(x))", c=nn.Conv2d(16, 16, 3, padding=1)).eval()
+    x = torch.randn(1, 16, 12, 12)
+    before = llga_fuser.cache_info()
+    script = warmed(m, x, freeze=freeze)
+    called, waiting = copy.deepcopy(script), copy.deepcopy(script)
+    with torch.no_grad():
+        assert_same(called(x), m(x))
+        one = llga_fuser.cache_info()
+        assert one.entries == before.entries + 1
+        del script
+        gc.collect()
+        assert_same(called(x), m(x))
+        assert llga_fuser.cache_info().misses == one.misses, "the copy lost its plan"
+        del called
+        gc.collect()
+        none = llga_fuser.cache_info()
+        assert (none.entries, none.packed_bytes) == (before.entries, before.packed_bytes)
+        for _ in range(2):
+            assert_same(waiting(x), m(x))
+    again = llga_fuser.cache_info()
+    assert (again.entries, again.misses) == (one.entries, one.misses + 1)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_deleted_models_leave_nothing_behind() -> None:
     """More than plain TorchScript leaves, which keeps the graphs of frozen modules for ever."""

@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "jit/onednn/kernel.h"
+#include "jit/onednn/module_watch.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -148,7 +149,10 @@ bool setEnabled(bool enabled) {
   const bool before = reg.id.has_value();
   if (enabled && !before) {
     disabledPasses();  // a wrong LLGA_FUSER_DISABLE_PASSES is reported here, not while compiling
-    reg.id = torch::jit::registerPrePass([](std::shared_ptr<Graph>& graph) { runPipeline(graph); });
+    reg.id = torch::jit::registerPrePass([](std::shared_ptr<Graph>& graph) {
+      runPipeline(graph);
+      watchModule(*graph);
+    });
   } else if (!enabled && before) {
     torch::jit::clearPrePass(*reg.id);
     reg.id.reset();

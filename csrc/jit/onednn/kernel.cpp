@@ -16,6 +16,7 @@
 #include <chrono>
 
 #include "jit/onednn/inspect.h"
+#include "jit/onednn/module_watch.h"
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/finite.h"
@@ -539,6 +540,25 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
 }
 
 // ------------------------------------------------------------------------------ the cache's view
+
+void FusionKernel::dropPlansWith(const std::shared_ptr<const ModuleWatch>& watch) {
+  const std::unique_lock lock(mutex_);
+  watches_.push_back(watch);
+}
+
+bool FusionKernel::abandoned() const {
+  const std::shared_lock lock(mutex_);
+  bool gone = false;
+  for (const auto& weak : watches_) {
+    const auto watch = weak.lock();
+    const auto state = watch ? watch->state() : ModuleWatch::State::unused;
+    if (state == ModuleWatch::State::alive) {
+      return false;
+    }
+    gone = gone || state == ModuleWatch::State::gone;
+  }
+  return gone;
+}
 
 bool FusionKernel::oldest(uint64_t& tick) const {
   const std::shared_lock lock(mutex_);

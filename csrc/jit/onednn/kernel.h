@@ -35,6 +35,7 @@ struct Code;
 namespace llga {
 
 struct Description;
+class ModuleWatch;
 
 // int on a FusionGroup: its math mode, a dnnl_fpmath_mode_t, whatever the process' is.
 Symbol fpmathModeAttr();
@@ -77,6 +78,10 @@ class FusionKernel final : public PlanOwner {
   std::shared_ptr<const Description> describe(c10::ArrayRef<c10::IValue> inputs,
                                               const std::vector<Shape>& output_strides);
 
+  // `watch` belongs to an executor that runs this kernel.
+  void dropPlansWith(const std::shared_ptr<const ModuleWatch>& watch);
+
+  bool abandoned() const override;
   bool oldest(uint64_t& tick) const override;
   void evictOldest() override;
   void evictAll() override;
@@ -134,6 +139,8 @@ class FusionKernel final : public PlanOwner {
   std::vector<Known> entries_;
   std::atomic<size_t> recent_{0};  // where the last hit was
   std::atomic<uint64_t> hits_{0};
+
+  std::vector<std::weak_ptr<const ModuleWatch>> watches_;  // under mutex_
 
   std::once_flag fallback_once_;
   std::unique_ptr<torch::jit::Code> fallback_code_;

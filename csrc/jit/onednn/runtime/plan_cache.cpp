@@ -24,6 +24,7 @@ void PlanCache::remove(PlanOwner* owner) {
 void PlanCache::compiled(double seconds) {
   const std::lock_guard lock(mutex_);
   compile_seconds_ += seconds;
+  dropAbandoned();
   shrink();
 }
 
@@ -33,8 +34,9 @@ void PlanCache::fellBack(const std::string& reason) {
   ++fallback_reasons_[reason];
 }
 
-CacheInfo PlanCache::info() const {
+CacheInfo PlanCache::info() {
   const std::lock_guard lock(mutex_);
+  dropAbandoned();
   CacheInfo info;
   info.hits = retired_hits_;
   for (const auto* owner : owners_) {
@@ -82,6 +84,14 @@ void PlanCache::setCapacity(uint64_t entries, uint64_t bytes) {
   capacity_entries_ = entries;
   capacity_bytes_ = bytes;
   shrink();
+}
+
+void PlanCache::dropAbandoned() {
+  for (auto* owner : owners_) {
+    if (owner->abandoned()) {
+      owner->evictAll();
+    }
+  }
 }
 
 void PlanCache::shrink() {

@@ -29,6 +29,8 @@ struct CacheInfo {
 class PlanOwner {
  public:
   virtual ~PlanOwner() = default;
+  // All modules that would run its plans are gone.
+  virtual bool abandoned() const = 0;
   // Tick of the least recently used plan; false if there is none.
   virtual bool oldest(uint64_t& tick) const = 0;
   // Drops that plan.
@@ -50,7 +52,7 @@ class PlanCache {
   void missed() { ++misses_; }
   void fellBack(const std::string& reason);
 
-  CacheInfo info() const;
+  CacheInfo info();
   std::map<std::string, uint64_t> fallbackReasons() const;
   void clear();
   void resetStatistics();
@@ -59,6 +61,7 @@ class PlanCache {
 
  private:
   PlanCache() = default;
+  void dropAbandoned();
   void shrink();
 
   mutable std::mutex mutex_;

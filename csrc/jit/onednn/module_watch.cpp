@@ -1,0 +1,88 @@
+#include "jit/onednn/module_watch.h"
+
+#include <ATen/core/stack.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "jit/onednn/kernel.h"
+
+namespace llga {
+namespace {
+
+using torch::jit::Stack;
+
+Symbol watchKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::watch");
+  return kind;
+}
+
+void forEachGroup(const Block* block, const std::function<void(const Node*)>& visit) {
+  for (const auto* node : block->nodes()) {
+    if (isFusionGroup(node)) {
+      visit(node);
+    }
+    for (const auto* nested : node->blocks()) {
+      forEachGroup(nested, visit);
+    }
+  }
+}
+
+torch::jit::Operation watchOperation(const Node* node) {
+  auto watch = std::make_shared<ModuleWatch>();
+  std::vector<std::shared_ptr<FusionKernel>> kernels;  // the groups' own operations come later
+  forEachGroup(node->owningGraph()->block(), [&](const Node* group) {
+    kernels.push_back(kernelOf(group));
+    kernels.back()->dropPlansWith(watch);
+  });
+  return [watch, kernels = std::move(kernels)](Stack& stack) {
+    watch->note(torch::jit::pop(stack).toObject());
+  };
+}
+
+// The write to `self` that the schema claims keeps the node alive, and touches nothing else.
+void registerWatch() {
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      "llga::watch(Any(a!) self) -> ()", watchOperation, c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+}  // namespace
+
+ModuleWatch::State ModuleWatch::state() const {
+  const std::lock_guard lock(mutex_);
+  if (objects_.empty()) {
+    return State::unused;
+  }
+  const bool gone = std::all_of(objects_.begin(), objects_.end(),
+                                [](const auto& object) { return object.expired(); });
+  return gone ? State::gone : State::alive;
+}
+
+void ModuleWatch::add(const c10::intrusive_ptr<Object>& object) {
+  const std::lock_guard lock(mutex_);
+  last_ = object.get();
+  std::erase_if(objects_, [](const auto& known) { return known.expired(); });
+  const bool known = std::any_of(objects_.begin(), objects_.end(), [&](const auto& other) {
+    return other._unsafe_get_target() == object.get();
+  });
+  if (!known) {
+    objects_.emplace_back(object);
+  }
+}
+
+void watchModule(Graph& graph) {
+  const auto type = graph.inputs().empty() ? nullptr : graph.inputs()[0]->type();
+  if (!type || !type->is_module()) {
+    return;
+  }
+  bool fused = false;
+  forEachGroup(graph.block(), [&](const Node*) { fused = true; });
+  if (fused) {
+    registerWatch();
+    graph.create(watchKind(), {graph.inputs()[0]}, /*num_outputs=*/0)
+        ->insertBefore(*graph.nodes().begin());
+  }
+}
+
+}  // namespace llga
