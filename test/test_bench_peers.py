@@ -20,7 +20,8 @@ INSTALLED = [
         name,
         marks=[
             pytest.mark.skipif(
-                peers.missing(name) is not None, reason=f"needs the extra peers for {name}"
+                peers.missing(name, "int8") is not None,
+                reason=f"needs the extra peers for {name}",
             ),
             *([pytest.mark.slow] if name == "inductor" else []),  # compiles for 20 seconds
             *(
@@ -67,13 +68,36 @@ def test_a_peer_in_bf16(name: str, tmp_path: pathlib.Path) -> None:
         assert engine["relative_error"] > 1e-4, "it did not round to bf16"
 
 
+@pytest.mark.slow  # quantizes with three frameworks
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_peer_in_int8(name: str, tmp_path: pathlib.Path) -> None:
+    engine = measure(
+        tmp_path, "tinyconv", "--dtype", "int8", "--engines", f"{name},llga_fp32,llga_fuser"
+    )[name]
+    assert engine["not_applicable"] == peers.not_applicable(name, "int8")
+    if engine["not_applicable"] is None:
+        assert engine["failure"] is None
+        # 10 dB; and it is quantized. Each framework has its own idea of what to leave in float.
+        assert 1e-3 < engine["relative_error"] < 0.32
+        assert 0 <= engine["top1"] <= 1
+
+
 def test_what_is_not_applicable() -> None:
     assert peers.not_applicable("onnxruntime", "bf16") == "its CPU kernels are float32"
     assert peers.not_applicable("onnxruntime", "fp32") is None
+    assert peers.not_applicable("onnxruntime", "int8") is None
+    assert peers.not_applicable("ofi", "int8") == "not set up for int8"
     assert peers.not_applicable("onnxruntime", "fp32", script=True) is not None
     for name in peers.PEERS:
         assert peers.not_applicable(name, "int4") == "not set up for int4"
     assert peers.not_applicable("eager", "int4") is None  # no peer: the worker decides
+
+
+def test_what_a_peer_needs() -> None:
+    assert peers.packages("openvino", "fp32") == ["openvino"]
+    assert peers.packages("openvino", "int8") == ["openvino", "nncf"]
+    assert peers.packages("onnxruntime", "int8") == ["onnxruntime", "onnx", "onnxscript"]
+    assert peers.packages("llga_fuser", "int8") == []
 
 
 def test_each_peer_is_described() -> None:

@@ -63,8 +63,10 @@ engines: eager
          or "all"; by default {engines}
          (openvino and onnxruntime come with the extra "peers")
 
-int8:   llga_fuser.quantize with 32 samples, once for all engines. eager and llga_fp32 (this fuser)
-        compute in fp32, torchscript the int8 graph without fusion, llga_fuser the same one fused.
+int8:   llga_fuser.quantize with 32 samples, once for torchscript, which runs the int8 graph without
+        fusion, and llga_fuser, which runs it fused. eager and llga_fp32 (this fuser) compute in
+        fp32; inductor (needs torchao), openvino (nncf) and onnxruntime quantize with their own
+        tools, from the same samples, before the clock starts.
         SQNR (signal to quantization noise against eager fp32, in dB) and top-1 (share of inputs
         with the same class as eager fp32) are of inputs that were not used in calibration; the
         numbers agree from 10 dB on.
@@ -280,15 +282,13 @@ def unexpected(fallbacks: Mapping[str, int] | None) -> bool:
     return any(not reason.startswith("oneDNN takes ") for reason in fallbacks or ())
 
 
-def environment(engines: Sequence[str] = ()) -> dict[str, Any]:
+def environment(engines: Sequence[str] = (), dtype: str = "fp32") -> dict[str, Any]:
     """What the figures depend on beside the options."""
     from llga_fuser._config import config
 
     facts = {key: value for key, value in config().items() if key not in ("enabled", "threads")}
     facts["processor"], facts["CPUs"] = _processor(), os.cpu_count()
-    packages = {
-        m.partition(".")[0] for e in engines if e in peers.PEERS for m in peers.PEERS[e].modules
-    }
+    packages = {package for engine in engines for package in peers.packages(engine, dtype)}
     for package in sorted(packages - {"torch"}):
         facts[package] = importlib.metadata.version(package)
     return facts
@@ -331,7 +331,7 @@ def _fail_early(arguments: argparse.Namespace) -> str | None:
     if arguments.dtype == "int8" and "builtin" in arguments.engines:
         return "--engines: builtin has no int8; choose from " + ", ".join(INT8_ENGINES)
     for name in arguments.engines:
-        package = peers.missing(name)
+        package = peers.missing(name, arguments.dtype)
         if package is not None:
             return (
                 f"--engines: {name} needs {package}, which comes with the extra 'peers': "
@@ -395,7 +395,7 @@ def main(arguments: argparse.Namespace) -> int:
         fpmath=arguments.fpmath,
         shapes=tuple(arguments.shape),
     )
-    facts = environment(options.engines)
+    facts = environment(options.engines, options.dtype)
     shown = ("torch", "oneDNN", "instruction set")
     if arguments.json != "-":
         print("  ".join(f"{key} {facts[key]}" for key in shown))

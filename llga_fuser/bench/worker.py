@@ -211,13 +211,21 @@ class Peer(Engine):
         super().__init__(options["dtype"] == "bf16")
         self.name, self.options = name, options
 
-    def prepare(self, module: Any, inputs: tuple[Any, ...]) -> Run:
+    def context(self, module: Any, inputs: tuple[Any, ...]) -> Any:
         folder = pathlib.Path(self.options["folder"]) / self.name
-        folder.mkdir()
-        context = peers().Context(
+        folder.mkdir(exist_ok=True)
+        return peers().Context(
             module, inputs, self.options["dtype"], self.options["threads"], folder
         )
-        run: Run = peers().prepare(self.name, context)
+
+    def quantize(
+        self, module: Any, inputs: tuple[Any, ...], calibration: list[tuple[Any, ...]]
+    ) -> Any:
+        context = self.context(module, inputs)._replace(calibration=calibration)
+        return peers().quantized(self.name, context).module
+
+    def prepare(self, module: Any, inputs: tuple[Any, ...]) -> Run:
+        run: Run = peers().prepare(self.name, self.context(module, inputs))
         return run
 
 
@@ -248,6 +256,7 @@ class Worker:
         self.module: Any = None
         self.inputs: tuple[Any, ...] = ()
         self.checks: list[tuple[Any, ...]] = []
+        self.calibration: list[tuple[Any, ...]] = []  # of peers; llga_fuser's is in quantize()
         self.run: Run = lambda *_: None
         self.repeat = 1
 
@@ -283,9 +292,13 @@ class Worker:
             if self.options.get("fpmath"):
                 llga_fuser.set_fpmath_mode(self.options["fpmath"])
         elif self.options["engine"] in peers().PEERS:
-            for module in peers().PEERS[self.options["engine"]].modules:
+            for module in peers().modules_of(self.options["engine"], self.options["dtype"]):
                 importlib.import_module(module)
-        self.make(calibrated=False)
+        model = self.make(calibrated=False)
+        if self.int8 and self.options["engine"] in peers().PEERS:
+            batch = self.options["batch"]
+            seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + -(-CALIBRATION_SAMPLES // batch))
+            self.calibration = [model.inputs(batch, seed) for seed in seeds]
         return {}
 
     def make_engine(self) -> Engine:
@@ -328,9 +341,12 @@ class Worker:
         weights = torch.load(self.folder / "weights.pt", mmap=True)
         self.module.load_state_dict(weights)
         del weights
+        self.engine = self.make_engine()
+        if self.int8 and isinstance(self.engine, Peer):
+            self.module = self.engine.quantize(self.module, self.inputs, self.calibration)
+            self.calibration = []
         forget_peak()
 
-        self.engine = self.make_engine()
         start = clock()
         if self.int8 and self.options["engine"] in ("torchscript", "llga_fuser"):
             self.engine.switch_on()
@@ -373,7 +389,8 @@ class Worker:
             "relative": float(difference.norm() / answers.double().norm()),
         }
         output = run(*self.checks[0])
-        if isinstance(output, torch.Tensor) and output.dim() == 2:  # samples x classes
+        # A tensor or an array of samples x classes.
+        if len(getattr(output, "shape", ())) == 2:
             classes = [t.reshape(-1, output.shape[1]).argmax(1) for t in (got, answers)]
             result["top1"] = float((classes[0] == classes[1]).double().mean())
         return result
