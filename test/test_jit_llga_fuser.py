@@ -1776,6 +1776,132 @@ def test_dense_block(scripted: bool) -> None:
         assert found.inside["aten::cat"] >= 3, found
 
 
+def dense(rank: int = 4, widths: Sequence[int] = (8, 5, 32), relu: str = "torch.relu") -> nn.Module:
+    """Layers of a dense block, each of which gives some more channels."""
+    conv = {4: nn.Conv2d, 5: nn.Conv3d}[rank]
+    norm = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[rank]
+    lines, members, total = ["v = [self.c0(x)]"], {"c0": conv(3, widths[0], 3, padding=1)}, 0
+    for i, width in enumerate(widths[1:], 1):
+        total += widths[i - 1]
+        lines.append(
+            f"v = v + [self.c{i}({relu}(self.n{i}(torch.cat(v, 1) if {i} > 1 else v[0])))]"
+        )
+        members |= {f"c{i}": conv(total, width, 3, padding=1), f"n{i}": norm(total)}
+    members |= {"n": norm(sum(widths)), "last": conv(sum(widths), 4, 1)}
+    lines.append(f"return self.last({relu}(self.n(torch.cat(v, 1))))")
+    return net("\n".join(lines), **members)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    "module",
+    [
+        dense(),
+        dense(5),
+        dense(widths=(1, 1, 1, 7)),
+        dense(widths=(70, 64)),
+        dense(relu=""),
+        dense(relu="F.silu"),
+    ],
+    ids=["4d", "5d", "thin", "wide", "without relu", "silu"],
+)
+def test_concat_and_batch_norm(module: nn.Module, mode: str) -> None:
+    """One group: oneDNN would copy, and then normalize."""
+    torch.manual_seed(0)
+    module = randomize(module)
+    rank = module.c0.weight.dim()
+    found = check(module, [torch.randn(2, 3, *(7, 5, 6)[: rank - 2])], fused="cat", **MODES[mode])
+    if mode == "traced":
+        alone = [ops for ops in found.groups if list(ops) == ["aten::cat"]]
+        assert not alone, found
+
+
+def test_concat_and_batch_norm_of_special_values() -> None:
+    """Infinities, and NaN from a scale of zero; ReLU keeps NaN. The inputs are finite."""
+    module = net(
+        "self.last(torch.relu(self.n(torch.cat([self.p(x), self.q(x)], 1))))",
+        p=one_by_one(weight=1e30),
+        q=one_by_one(weight=-1.0),
+        n=nn.BatchNorm2d(8),
+        last=one_by_one(8),
+    )
+    with torch.no_grad():
+        module.n.weight[2] = 0
+        module.n.weight[3] = -1
+    x = torch.randn(2, 4, 9, 7)
+    x[0, :, ::3] *= 1e30
+    expected = module.eval()(x)
+    assert expected.isnan().any() and expected.isinf().any()
+    check(module, [x], groups=4)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "c = torch.cat([a, b], 1)\nreturn self.l(torch.relu(self.n(c))) + c.mean()",
+        "c = torch.cat([a, b], 1)\nb.mul_(2)\nreturn self.l(torch.relu(self.n(c))) + b.mean()",
+        "c = torch.cat([a, b], 2)\nreturn self.k(torch.relu(self.m(c)))",
+        "c = torch.cat([a, a, b], 1)\nreturn self.l2(torch.relu(self.n2(c)))",
+        "c = torch.cat([a, x], 1)\nreturn self.l3(torch.relu(self.n3(c)))",
+    ],
+    ids=["read twice", "part written to", "other dimension", "part twice", "part from outside"],
+)
+def test_concat_and_batch_norm_beside_others(code: str) -> None:
+    module = net(
+        "a, b = self.p(x), self.q(x)\n" + code,
+        p=nn.Conv2d(3, 8, 3),
+        q=nn.Conv2d(3, 8, 3),
+        n=nn.BatchNorm2d(16),
+        l=nn.Conv2d(16, 4, 1),
+        m=nn.BatchNorm2d(8),
+        k=nn.Conv2d(8, 4, 1),
+        n2=nn.BatchNorm2d(24),
+        l2=nn.Conv2d(24, 4, 1),
+        n3=nn.BatchNorm2d(11),
+        l3=nn.Conv2d(11, 4, 1),
+    )
+    if "[a, x]" in code:
+        module.p.padding = (1, 1)
+    check(randomize(module), [torch.randn(2, 3, 8, 6)])
+
+
+NO_COPY = """
+import sys, torch, llga_fuser
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.d, self.e = nn.Conv2d(3, 16, 3), nn.Conv2d(3, 16, 3), nn.Conv2d(32, 8, 1)
+        self.n = nn.BatchNorm2d(32)
+
+    def forward(self, x):
+        return self.e(torch.relu(self.n(torch.cat([self.c(x), self.d(x)], 1))))
+
+llga_fuser.compile(Net().eval(), torch.rand(1, 3, 8, 8))
+"""
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "not joined"])
+def test_concat_and_batch_norm_do_not_copy(joined: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NO_COPY],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "ONEDNN_VERBOSE": "1",
+            "LLGA_FUSER_DISABLE_PASSES": "" if joined else "join_concat",
+        },
+    )
+    ran = [line for line in done.stdout.splitlines() if ",exec," in line]
+    assert any(",convolution," in line for line in ran), done.stdout
+    copied = any(",concat," in line or ",batch_normalization," in line for line in ran)
+    assert copied is not joined, done.stdout
+
+
 def nothing() -> Tensor:
     return torch.ones(2, 3) * 2 + 1
 

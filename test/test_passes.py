@@ -27,6 +27,7 @@ PASSES = [
     "prepare_binary",
     "defer_size_check",
     "graph_fuser",
+    "join_concat",
     "layout_propagation",
     "guard_values",
     "guard_shape",
@@ -663,6 +664,39 @@ def test_graph_fuser_leaves_written_values_alone() -> None:
     assert kinds(graph)[0] == "llga::FusionGroup"
     left = next(n for n in walk(graph) if n.kind() == "aten::conv2d")
     assert "in-place" in left.s("llga_refused")
+
+
+OF_PARTS = """
+graph(%a : Float(1, 2, 4, 4, strides=[32, 1, 8, 2], requires_grad=0, device=cpu),
+      %b : Float(1, 2, 4, 4, strides=[32, 1, 8, 2], requires_grad=0, device=cpu),
+      %w : Float(4, strides=[1], requires_grad=0, device=cpu)):
+  %dim : int = prim::Constant[value=DIM]()
+  %no : bool = prim::Constant[value=0]()
+  %eps : float = prim::Constant[value=1e-05]()
+  %list : Tensor[] = prim::ListConstruct(%a, %b)
+  %1 : Float(1, 4, 4, 4, strides=[64, 1, 16, 4], requires_grad=0, device=cpu) = aten::cat(%list, %dim)
+  %2 : Float(1, 4, 4, 4, strides=[64, 1, 16, 4], requires_grad=0, device=cpu) = aten::batch_norm(%1, %w, %w, %w, %w, %no, %eps, %eps, %no)
+  %3 : Float(1, 4, 4, 4, strides=[64, 1, 16, 4], requires_grad=0, device=cpu) = aten::relu(%2)
+  return (%3RESULT)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("dim", "result", "groups"),
+    [("1", "", 1), ("2", "", 2), ("1", ", %1", 2)],
+    ids=["joined", "other dimension", "read by others"],
+)
+def test_join_concat(dim: str, result: str, groups: int) -> None:
+    graph = parsed(OF_PARTS.replace("DIM", dim).replace("RESULT", result))
+    _C.run_pass("graph_fuser", graph)
+    assert kinds(graph) == ["llga::FusionGroup"] * 2
+    _C.run_pass("join_concat", graph)
+    torch._C._jit_pass_lint(graph)
+    assert kinds(graph) == ["llga::FusionGroup"] * groups
+    if groups == 1:
+        (group,) = (n for n in walk(graph) if n.kind() == "llga::FusionGroup")
+        inside = kinds(group.g("Subgraph"))
+        assert inside == ["aten::cat", "aten::batch_norm", "aten::relu"]
 
 
 def test_layout_propagation_and_guards() -> None:

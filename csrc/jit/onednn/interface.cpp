@@ -39,6 +39,9 @@ const std::vector<PassEntry>& passes() {
       {"defer_size_check", deferSizeCheck,
        "right before fusing: any later rewrite could read a size from inside a group again"},
       {"graph_fuser", fuseGraph, "the point of it all"},
+      {"join_concat", joinConcat,
+       "between graph_fuser, whose groups it joins, and layout_propagation, which marks their "
+       "outputs"},
       {"layout_propagation", propagateLayout, "needs the groups"},
       {"guard_values", guardValues, "needs to know which values stay between groups"},
       {"guard_shape", guardShape, "last: erases the types the passes above read"},

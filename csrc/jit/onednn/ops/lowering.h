@@ -13,6 +13,7 @@
 
 #include <oneapi/dnnl/dnnl_graph.hpp>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <unordered_map>
@@ -64,6 +65,14 @@ class OpSpec {
   // For each T of AttrValue.
   template <typename T>
   OpSpec& set_attr(Attr name, const T& value);
+
+  // Of an attribute that was set, and that is a T.
+  template <typename T>
+  T get_attr(Attr name) const {
+    const auto found = std::find_if(attributes_.begin(), attributes_.end(),
+                                    [&](const auto& known) { return known.first == name; });
+    return std::get<T>(found->second);
+  }
 
   const Node* node() const { return node_; }
   size_t id() const { return id_; }

@@ -7,11 +7,13 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "jit/onednn/ops/op_table.h"
+#include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
@@ -71,8 +73,10 @@ class PlanCompiler {
   std::shared_ptr<const Plan> run() {
     lower();
     indexValues();
-    for (const auto& partition : partitions()) {
-      compile(partition);
+    if (!concatAffine()) {
+      for (const auto& partition : partitions()) {
+        compile(partition);
+      }
     }
     plan_->outputs.resize(request_.subgraph->outputs().size());
     for (const auto i : c10::irange(plan_->outputs.size())) {
@@ -335,6 +339,72 @@ class PlanCompiler {
       inplace_[output] = input;
     }
     plan_->steps.push_back(std::move(step));
+  }
+
+  // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images: one step, by a
+  // kernel of our own. False if the group or its data is anything else.
+  bool concatAffine() {
+    const auto& ops = lowered_.ops;
+    const bool relu = ops.size() == 3 && ops[2].kind() == OpKind::ReLU;
+    if (ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
+        ops[1].kind() != OpKind::BatchNormInference ||
+        ops[1].inputs()[0].id != ops[0].outputs()[0].id ||
+        (relu && ops[2].inputs()[0].id != ops[1].outputs()[0].id)) {
+      return false;
+    }
+    const auto& result = ops.back().outputs()[0];
+    const auto rank = result.rank();
+    if (group_outputs_.size() != 1 || group_outputs_.count(result.id) == 0 || rank < 4 ||
+        rank > 5 || ops[0].get_attr<int64_t>(Attr::axis) != 1 ||
+        (result.dtype != at::kFloat && result.dtype != at::kBFloat16)) {
+      return false;
+    }
+    auto channelsLast = [&](const Shape& sizes) {
+      return Shape(c10::TensorType::contiguousStridesOf(
+          sizes, rank == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d));
+    };
+    Plan::Step step;
+    ConcatAffine kernel{result.dtype, 1, {}, {}, {}, relu ? 0.F : -HUGE_VALF};
+    for (const auto& part : ops[0].inputs()) {
+      const auto input = group_inputs_.find(part.id);
+      if (input == group_inputs_.end() || part.dtype != result.dtype ||
+          request_.input_strides[input->second] != channelsLast(*part.sizes)) {
+        return false;
+      }
+      kernel.channels.push_back((*part.sizes)[1]);
+      step.inputs.emplace_back(Slot{Slot::Kind::input, input->second}, inputLayout(part.id));
+    }
+    const auto outer = outputLayout(result.id);
+    const auto strides = channelsLast(*result.sizes);
+    if (outer.get_layout_type() != LayoutType::any && outer.get_strides() != strides) {
+      return false;
+    }
+    std::vector<at::Tensor> parameters;  // weight, bias, mean, variance
+    for (size_t i = 1; i <= 4; ++i) {
+      const auto id = ops[1].inputs()[i].id;
+      if (!lowered_.operands.at(id).constant) {
+        return false;
+      }
+      parameters.push_back(constantTensor(id).to(at::kFloat));
+    }
+    const auto scale =
+        (parameters[0] / (parameters[3] + ops[1].get_attr<float>(Attr::epsilon)).sqrt())
+            .contiguous();
+    const auto shift = (parameters[1] - parameters[2] * scale).contiguous();
+    kernel.scale.assign(scale.const_data_ptr<float>(),
+                        scale.const_data_ptr<float>() + scale.numel());
+    kernel.shift.assign(shift.const_data_ptr<float>(),
+                        shift.const_data_ptr<float>() + shift.numel());
+    kernel.pixels = c10::multiply_integers(*result.sizes) / scale.numel();
+
+    const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
+    layouts_.insert_or_assign(result.id, layout);
+    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
+    step.kernel = [kernel = std::move(kernel)](auto inputs, auto outputs) {
+      kernel.run(inputs, outputs[0]);
+    };
+    plan_->steps.push_back(std::move(step));
+    return true;
   }
 
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes

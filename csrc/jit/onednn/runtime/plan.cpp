@@ -6,6 +6,9 @@
 #include <ATen/quantized/QTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "jit/onednn/runtime/engine.h"
 
 namespace llga {
@@ -99,6 +102,20 @@ at::Tensor makeOutput(const OutputSpec& spec, c10::ArrayRef<c10::IValue> inputs)
   return at::Tensor(at::detail::empty_strided_cpu(spec.sizes, spec.strides, spec.dtype));
 }
 
+void runKernel(const Plan::Kernel& kernel, const std::vector<const_dnnl_graph_tensor_t>& inputs,
+               const std::vector<const_dnnl_graph_tensor_t>& outputs) {
+  auto dataOf = [](const_dnnl_graph_tensor_t tensor) {
+    void* data = nullptr;
+    dnnl_graph_tensor_get_data_handle(tensor, &data);
+    return data;
+  };
+  c10::SmallVector<const void*, 32> from;
+  c10::SmallVector<void*, 2> to;
+  std::transform(inputs.begin(), inputs.end(), std::back_inserter(from), dataOf);
+  std::transform(outputs.begin(), outputs.end(), std::back_inserter(to), dataOf);
+  kernel(from, to);
+}
+
 // Inputs are only read (an in-place output has its own slot), so a copy-on-write storage stays
 // lazy.
 inline void* dataOf(const at::Tensor& tensor) {
@@ -140,6 +157,10 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
   }
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto& call = arguments->calls[i];
+    if (steps[i].kernel) {
+      runKernel(steps[i].kernel, call.inputs, call.outputs);
+      continue;
+    }
     dnnl::error::wrap_c_api(dnnl_graph_compiled_partition_execute(
                                 steps[i].compiled.get(), stream().get(), call.inputs.size(),
                                 call.inputs.data(), call.outputs.size(), call.outputs.data()),

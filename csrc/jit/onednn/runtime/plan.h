@@ -10,6 +10,7 @@
 #include <oneapi/dnnl/dnnl_graph.hpp>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,8 +40,12 @@ struct OutputSpec {
 
 class Plan {
  public:
+  // Data of a step's inputs, and where its outputs go.
+  using Kernel = std::function<void(c10::ArrayRef<const void*>, c10::ArrayRef<void*>)>;
+
   struct Step {
     dnnl::graph::compiled_partition compiled;
+    Kernel kernel;  // if set, runs in the place of a compiled partition
     std::vector<std::pair<Slot, Layout>> inputs;
     std::vector<std::pair<Slot, Layout>> outputs;
   };
