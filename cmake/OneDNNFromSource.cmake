@@ -1,4 +1,4 @@
-# Builds the pinned oneDNN release below: about 40 CPU minutes.
+# Builds the pinned oneDNN release below: one to two hours of CPU time.
 #
 #   LLGA_FUSER_ONEDNN_SOURCE          a local directory or archive to build instead of downloading
 #   FETCHCONTENT_SOURCE_DIR_ONEDNN    the same by CMake's own means, a directory
