@@ -132,11 +132,14 @@ def run(
     inputs: tuple[Tensor, ...],
     *,
     step: float | None = None,
+    apart: float = 0.02,
     groups: int | None = 1,
     inside: str = "",
     fallbacks: bool = False,
 ) -> Fused:
-    """Compares with eager, call by call; `step` is what one quantization step may change."""
+    """Compares with eager, call by call; `step` is what one quantization step may change, `apart`
+    the share of the numbers that may differ by one.
+    """
     before = Counter(_C.fallbacks())
     with torch.no_grad():
         expected = module(*inputs)
@@ -154,7 +157,7 @@ def run(
             limit = slack if step is None else 1.001 * step + slack
             assert float((a - e).abs().max()) <= limit
             if step is not None:  # a step apart only where the value lies between two
-                assert float(((a - e).abs() > step / 2).float().mean()) < 0.02
+                assert float(((a - e).abs() > step / 2).float().mean()) < apart
         found = fused_graph(script, *inputs)
     happened = Counter(_C.fallbacks()) - before
     assert fallbacks or not happened, f"ran in the interpreter: {dict(happened)}\n{found}"
@@ -606,7 +609,9 @@ def test_bf16_around_8_bits() -> None:
             y = F.relu(F.conv2d(data, self.w.dequantize().to(torch.bfloat16)))
             return qdq(y.float(), 0.3)
 
-    run(Mixed(), (torch.rand(1, 8, 9, 9) * 4,), step=0.3, inside="conv")
+    # The group does not round to bf16 what it quantizes. Up to 32 eager does, to a multiple of 1/8:
+    # on average by 1/32, which is a tenth of a step.
+    run(Mixed(), (torch.rand(1, 8, 9, 9) * 4,), step=0.3, apart=0.1, inside="conv")
 
 
 @pytest.mark.parametrize("op", ["conv", "linear", "depthwise"])

@@ -173,18 +173,6 @@ bool canBeReleased(const at::Tensor& tensor) {
          tensor.numel() >= kSmallestReleased && tensor.is_non_overlapping_and_dense();
 }
 
-// Calls `visit` for each node of `block` and of its nested blocks, not of Subgraph attributes.
-template <typename Visit>
-void walk(Block* block, const Visit& visit) {
-  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
-    auto* node = *it++;
-    for (auto* nested : node->blocks()) {
-      walk(nested, visit);
-    }
-    visit(node);
-  }
-}
-
 // Gives the constants that only the groups of `fused` read a storage that can be emptied, and takes
 // them out of `plain`:
 //

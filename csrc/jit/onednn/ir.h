@@ -60,6 +60,19 @@ inline bool isTensorList(const Value* value) {
   return value->type()->isSubtypeOf(*c10::ListType::ofTensors());
 }
 
+// Calls `visit` for each node of `block` and of its nested blocks, not of Subgraph attributes;
+// `visit` may destroy the node.
+template <typename AnyBlock, typename Visit>  // Block or const Block
+void walk(AnyBlock* block, const Visit& visit) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    auto* node = *it++;
+    for (auto* nested : node->blocks()) {
+      walk(nested, visit);
+    }
+    visit(node);
+  }
+}
+
 // "aten::add.Tensor": the name the op table and the reports use for a node.
 std::string qualifiedName(const Node* node);
 

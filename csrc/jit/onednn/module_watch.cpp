@@ -4,7 +4,6 @@
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "jit/onednn/kernel.h"
 
@@ -18,23 +17,14 @@ Symbol watchKind() {
   return kind;
 }
 
-void forEachGroup(const Block* block, const std::function<void(const Node*)>& visit) {
-  for (const auto* node : block->nodes()) {
-    if (isFusionGroup(node)) {
-      visit(node);
-    }
-    for (const auto* nested : node->blocks()) {
-      forEachGroup(nested, visit);
-    }
-  }
-}
-
 torch::jit::Operation watchOperation(const Node* node) {
   auto watch = std::make_shared<ModuleWatch>();
   std::vector<std::shared_ptr<FusionKernel>> kernels;  // the groups' own operations come later
-  forEachGroup(node->owningGraph()->block(), [&](const Node* group) {
-    kernels.push_back(kernelOf(group));
-    kernels.back()->dropPlansWith(watch);
+  walk(node->owningGraph()->block(), [&](const Node* group) {
+    if (isFusionGroup(group)) {
+      kernels.push_back(kernelOf(group));
+      kernels.back()->dropPlansWith(watch);
+    }
   });
   return [watch, kernels = std::move(kernels)](Stack& stack) {
     watch->note(torch::jit::pop(stack).toObject());
@@ -77,7 +67,7 @@ void watchModule(Graph& graph) {
     return;
   }
   bool fused = false;
-  forEachGroup(graph.block(), [&](const Node*) { fused = true; });
+  walk(graph.block(), [&](const Node* node) { fused = fused || isFusionGroup(node); });
   if (fused) {
     registerWatch();
     graph.create(watchKind(), {graph.inputs()[0]}, /*num_outputs=*/0)

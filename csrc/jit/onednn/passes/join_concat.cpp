@@ -11,8 +11,6 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
-#include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "jit/onednn/ir.h"

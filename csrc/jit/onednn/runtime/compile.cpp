@@ -39,15 +39,8 @@ Shape canonicalStrides(const Shape& sizes, const Shape& strides) {
   if (matches(contiguous)) {
     return contiguous;
   }
-  if (sizes.size() == 4 || sizes.size() == 5) {
-    const auto format =
-        sizes.size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
-    auto channels_last = c10::TensorType::contiguousStridesOf(sizes, format);
-    if (matches(channels_last)) {
-      return channels_last;
-    }
-  }
-  return strides;
+  auto channels_last = channelsLastStrides(sizes);
+  return !channels_last.empty() && matches(channels_last) ? channels_last : strides;
 }
 
 Layout strided(size_t id, at::ScalarType dtype, const Shape& sizes, const Shape& strides,
@@ -353,49 +346,31 @@ class PlanCompiler {
       return false;
     }
     const auto& result = ops.back().outputs()[0];
-    const auto rank = result.rank();
-    if (group_outputs_.size() != 1 || group_outputs_.count(result.id) == 0 || rank < 4 ||
-        rank > 5 || ops[0].get_attr<int64_t>(Attr::axis) != 1 ||
+    const auto strides = channelsLastStrides(*result.sizes);
+    if (group_outputs_.size() != 1 || group_outputs_.count(result.id) == 0 || strides.empty() ||
+        ops[0].get_attr<int64_t>(Attr::axis) != 1 ||
         (result.dtype != at::kFloat && result.dtype != at::kBFloat16)) {
       return false;
     }
-    auto channelsLast = [&](const Shape& sizes) {
-      return Shape(c10::TensorType::contiguousStridesOf(
-          sizes, rank == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d));
-    };
     Plan::Step step;
     ConcatAffine kernel{result.dtype, 1, {}, {}, {}, relu ? 0.F : -HUGE_VALF};
     for (const auto& part : ops[0].inputs()) {
       const auto input = group_inputs_.find(part.id);
       if (input == group_inputs_.end() || part.dtype != result.dtype ||
-          request_.input_strides[input->second] != channelsLast(*part.sizes)) {
+          request_.input_strides[input->second] != channelsLastStrides(*part.sizes)) {
         return false;
       }
       kernel.channels.push_back((*part.sizes)[1]);
       step.inputs.emplace_back(Slot{Slot::Kind::input, input->second}, inputLayout(part.id));
     }
     const auto outer = outputLayout(result.id);
-    const auto strides = channelsLast(*result.sizes);
     if (outer.get_layout_type() != LayoutType::any && outer.get_strides() != strides) {
       return false;
     }
-    std::vector<at::Tensor> parameters;  // weight, bias, mean, variance
-    for (size_t i = 1; i <= 4; ++i) {
-      const auto id = ops[1].inputs()[i].id;
-      if (!lowered_.operands.at(id).constant) {
-        return false;
-      }
-      parameters.push_back(constantTensor(id).to(at::kFloat));
+    if (!scaleAndShift(ops[1], kernel)) {
+      return false;
     }
-    const auto scale =
-        (parameters[0] / (parameters[3] + ops[1].get_attr<float>(Attr::epsilon)).sqrt())
-            .contiguous();
-    const auto shift = (parameters[1] - parameters[2] * scale).contiguous();
-    kernel.scale.assign(scale.const_data_ptr<float>(),
-                        scale.const_data_ptr<float>() + scale.numel());
-    kernel.shift.assign(shift.const_data_ptr<float>(),
-                        shift.const_data_ptr<float>() + shift.numel());
-    kernel.pixels = c10::multiply_integers(*result.sizes) / scale.numel();
+    kernel.pixels = c10::multiply_integers(*result.sizes) / (*result.sizes)[1];
 
     const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
     layouts_.insert_or_assign(result.id, layout);
@@ -404,6 +379,27 @@ class PlanCompiler {
       kernel.run(inputs, outputs[0]);
     };
     plan_->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // What the batch norm does to each channel; false if its parameters are no constants.
+  bool scaleAndShift(const OpSpec& norm, ConcatAffine& kernel) const {
+    std::vector<at::Tensor> parameters;  // weight, bias, mean, variance
+    for (size_t i = 1; i <= 4; ++i) {
+      const auto id = norm.inputs()[i].id;
+      if (!lowered_.operands.at(id).constant) {
+        return false;
+      }
+      parameters.push_back(constantTensor(id).to(at::kFloat));
+    }
+    auto numbers = [](const at::Tensor& tensor) {
+      const auto dense = tensor.contiguous();
+      const auto* data = dense.const_data_ptr<float>();
+      return std::vector<float>(data, data + dense.numel());
+    };
+    const auto scale = parameters[0] / (parameters[3] + norm.get_attr<float>(Attr::epsilon)).sqrt();
+    kernel.scale = numbers(scale);
+    kernel.shift = numbers(parameters[1] - parameters[2] * scale);
     return true;
   }
 
@@ -439,10 +435,7 @@ class PlanCompiler {
           (inputs.front().id == id && (op.kind() == OpKind::LayerNorm || isReduction(op.kind()))) ||
           (reads && op.kind() == OpKind::MatMul && usesAvxGemm() && !holdsMatrices(sizes, strides));
     }
-    const auto last =
-        sizes.size() == 5 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
-    const bool image = !product && sizes.size() > 3 &&
-                       strides == c10::TensorType::contiguousStridesOf(sizes, last);
+    const bool image = !product && strides == channelsLastStrides(sizes);
     return slow || (operand && !image && members.size() > 1);
   }
 
@@ -558,13 +551,11 @@ class PlanCompiler {
     constexpr int64_t kFewRows = 32;
     constexpr int64_t kManyRows = 263;
     constexpr int64_t kBadStride = 512;  // floats: half a page
-    constexpr int64_t kDeep = 64;        // with few products to a sum there is nothing to gain
     if (!usesAvxGemm() || isOpaque(layout) || layout.get_data_type() != DataType::f32) {
       return Placement::aligned;
     }
     const auto strides = layout.get_strides();
-    if (strides.size() != 2 || strides[1] != 1 || strides[0] % kBadStride != 0 ||
-        layout.get_dims()[0] < kDeep) {
+    if (strides.size() != 2 || strides[1] != 1 || strides[0] % kBadStride != 0) {
       return Placement::aligned;
     }
     for (const auto& op : lowered_.ops) {

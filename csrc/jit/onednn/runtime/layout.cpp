@@ -18,6 +18,17 @@ Layout layoutOf(const at::Tensor& tensor, size_t id) {
   return logical_tensor(id, *toDataType(tensor.scalar_type()), sizes, strides);
 }
 
+std::vector<int64_t> channelsLastStrides(const std::vector<int64_t>& sizes) {
+  switch (sizes.size()) {
+    case 4:
+      return c10::get_channels_last_strides_2d(sizes);
+    case 5:
+      return c10::get_channels_last_strides_3d(sizes);
+    default:
+      return {};
+  }
+}
+
 bool isOpaque(const Layout& layout) {
   return layout.get_layout_type() == logical_tensor::layout_type::opaque;
 }

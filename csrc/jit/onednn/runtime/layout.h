@@ -11,6 +11,9 @@ using Layout = dnnl::graph::logical_tensor;
 // The layout of a plain tensor; a 0-dim tensor is its one element.
 Layout layoutOf(const at::Tensor& tensor, size_t id = 0);
 
+// The strides of dense channels-last memory; none (empty) unless there are 4 or 5 dimensions.
+std::vector<int64_t> channelsLastStrides(const std::vector<int64_t>& sizes);
+
 // `from` under another id.
 Layout withId(const Layout& from, size_t id);
 

@@ -6,9 +6,6 @@
 #include <ATen/quantized/QTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
-#include <algorithm>
-#include <iterator>
-
 #include "jit/onednn/runtime/engine.h"
 
 namespace llga {
@@ -58,8 +55,10 @@ std::unique_ptr<Plan::Arguments> Plan::makeArguments() const {
   };
   for (const auto& step : steps) {
     auto& call = arguments->calls.emplace_back();
-    add(step.inputs, call.inputs);
-    add(step.outputs, call.outputs);
+    if (!step.kernel) {
+      add(step.inputs, call.inputs);
+      add(step.outputs, call.outputs);
+    }
   }
   return arguments;
 }
@@ -102,18 +101,17 @@ at::Tensor makeOutput(const OutputSpec& spec, c10::ArrayRef<c10::IValue> inputs)
   return at::Tensor(at::detail::empty_strided_cpu(spec.sizes, spec.strides, spec.dtype));
 }
 
-void runKernel(const Plan::Kernel& kernel, const std::vector<const_dnnl_graph_tensor_t>& inputs,
-               const std::vector<const_dnnl_graph_tensor_t>& outputs) {
-  auto dataOf = [](const_dnnl_graph_tensor_t tensor) {
-    void* data = nullptr;
-    dnnl_graph_tensor_get_data_handle(tensor, &data);
-    return data;
-  };
+template <typename DataAt>
+void runKernel(const Plan::Step& step, const DataAt& dataAt) {
   c10::SmallVector<const void*, 32> from;
   c10::SmallVector<void*, 2> to;
-  std::transform(inputs.begin(), inputs.end(), std::back_inserter(from), dataOf);
-  std::transform(outputs.begin(), outputs.end(), std::back_inserter(to), dataOf);
-  kernel(from, to);
+  for (const auto& [slot, layout] : step.inputs) {
+    from.push_back(dataAt(slot));
+  }
+  for (const auto& [slot, layout] : step.outputs) {
+    to.push_back(dataAt(slot));
+  }
+  step.kernel(from, to);
 }
 
 // Inputs are only read (an in-place output has its own slot), so a copy-on-write storage stays
@@ -141,24 +139,25 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
   auto* taken = idle_.exchange(nullptr, std::memory_order_acquire);
   std::unique_ptr<Arguments> arguments(taken != nullptr ? taken : makeArguments().release());
 
-  for (const auto& [tensor, slot] : arguments->bindings) {
-    void* data = nullptr;
+  auto dataAt = [&](const Slot& slot) {
     switch (slot.kind) {
       case Slot::Kind::input:
-        data = dataOf(inputs[slot.index].toTensor());
-        break;
+        return dataOf(inputs[slot.index].toTensor());
       case Slot::Kind::output:
-        data = dataOf(results[slot.index]);
-        break;
+        return dataOf(results[slot.index]);
+      case Slot::Kind::constant:
+        return constants[slot.index];
       default:
-        data = temporaries[slot.index].get();
+        return temporaries[slot.index].get();
     }
-    dnnl_graph_tensor_set_data_handle(tensor, data);
+  };
+  for (const auto& [tensor, slot] : arguments->bindings) {
+    dnnl_graph_tensor_set_data_handle(tensor, dataAt(slot));
   }
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto& call = arguments->calls[i];
     if (steps[i].kernel) {
-      runKernel(steps[i].kernel, call.inputs, call.outputs);
+      runKernel(steps[i], dataAt);
       continue;
     }
     dnnl::error::wrap_c_api(dnnl_graph_compiled_partition_execute(
