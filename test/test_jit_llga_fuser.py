@@ -34,8 +34,10 @@ from llga_fuser import _models
 from models.small_transformers import ARCHITECTURES
 from util import (
     GROUP,
+    TOLERANCES,
     Tolerance,
     assert_same,
+    autocast_bf16,
     check,
     check_model,
     expect,
@@ -1743,6 +1745,43 @@ def test_in_place_result_type(case: str, scripted: bool) -> None:
                     script(*twin(values))
             else:
                 assert_same(script(*twin(values)), expected)
+
+
+@pytest.mark.parametrize("call", ["outside", "inside"])
+@pytest.mark.parametrize("freeze", ["outside", "inside"])
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+def test_torchscript_autocast(scripted: bool, freeze: str, call: str) -> None:
+    """Freezing or calling under autocast, TorchScript puts a cast before every product."""
+    m = net(
+        "y = self.p(F.relu(self.b(self.c(x)), inplace=True))\n"
+        "z = F.relu(self.d(y), inplace=True)\nz = self.e(z)\nz += y\n"
+        "return self.f(torch.flatten(F.relu(z, inplace=True), 1))",
+        c=nn.Conv2d(8, 16, 3, bias=False),
+        b=nn.BatchNorm2d(16),
+        p=nn.MaxPool2d(3, 2, 1),
+        d=nn.Conv2d(16, 16, 3, padding=1),
+        e=nn.Conv2d(16, 16, 1),
+        f=nn.Linear(96, 5),
+    ).eval()
+    x = torch.randn(IMAGE)
+    with torch.no_grad():
+        with autocast_bf16():
+            expected = m(x)
+            script = torch.jit.script(m) if scripted else torch.jit.trace(m, x, check_trace=False)
+        with autocast_bf16(freeze == "inside"):
+            script = torch.jit.freeze(script)
+        with autocast_bf16(call == "inside"):
+            for _ in range(4):
+                result = script(x)
+            found = fused_graph(script, x)
+    reduced = not scripted or "inside" in (freeze, call)
+    assert result.dtype == (torch.bfloat16 if reduced else torch.float32)
+    assert_same(result.to(expected.dtype), expected, tol=TOLERANCES[torch.bfloat16])
+    # The image's, which both may do; all else is done once or has nothing to do.
+    casts = found.outside["aten::_autocast_to_reduced_precision"] + found.outside["aten::to"]
+    assert casts <= 1, found
+    if fuses(torch.bfloat16):
+        expect(found, fused="conv linear max_pool2d")
 
 
 @pytest.mark.usefixtures("all_threads")

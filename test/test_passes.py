@@ -341,6 +341,65 @@ def test_normalize_identity_cast() -> None:
     assert kinds(graph) == ["aten::to", "aten::_autocast_to_reduced_precision", "aten::mm"]
 
 
+TO_BF16 = """
+graph(%x : Tensor, %w : Tensor):
+  %bf16 : int = prim::Constant[value=15]()
+  %half : int = prim::Constant[value=5]()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %eps : float = prim::Constant[value=0.5]()
+  %none : NoneType = prim::Constant()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %b : Tensor = aten::to(%x, %bf16, %no, %no, %none)
+  OP
+  %cast : Tensor = aten::_autocast_to_reduced_precision(%y, %no, %yes, %half, %bf16)
+  %r : Tensor = aten::mm(%cast, %w)
+  return (%r)
+"""
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "%1 : Tensor = aten::relu(%b); %y : Tensor = llga::as_target(%1, %b)",
+        "%y : Tensor = aten::batch_norm(%b, %w, %w, %w, %w, %no, %eps, %eps, %no)",
+        "%y : Tensor = aten::layer_norm(%b, %ones, %w, %w, %eps, %no)",
+        (
+            "%1 : Tensor = aten::mm(%b, %w); %2 : Tensor = aten::add(%1, %b, %one); "
+            "%y : Tensor = llga::as_target(%2, %1)"
+        ),
+        "%1 : Tensor[] = prim::ListConstruct(%b, %b); %y : Tensor = aten::cat(%1, %one)",
+        (
+            "%1 : Tensor[] = aten::chunk(%b, %two, %one); %y : Tensor, %z : Tensor = "
+            "prim::ListUnpack(%1)"
+        ),
+        "%y : Tensor = aten::softmax(%b, %one, %none)",
+        "%y : Tensor = aten::clamp(%b, %eps, %none)",
+    ],
+)
+def test_normalize_identity_cast_behind(op: str) -> None:
+    graph = after("normalize_ops", TO_BF16.replace("OP", op.replace("; ", "\n  ")))
+    assert "aten::_autocast_to_reduced_precision" not in kinds(graph), graph
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "%y : Tensor = aten::max_pool3d(%b, %ones, %ones, %ones, %ones, %no)",  # fp32 by autocast
+        "%y : Tensor = aten::add(%b, %x, %one)",
+        "%1 : Tensor[] = prim::ListConstruct(%b, %x); %y : Tensor = aten::cat(%1, %one)",
+        "%six : int = prim::Constant[value=6](); %y : Tensor = aten::softmax(%b, %one, %six)",
+        "%y : Tensor = aten::clamp(%b, %w, %none)",
+        "%1 : Tensor = aten::relu(%b); %y : Tensor = llga::as_target(%1, %x)",
+    ],
+)
+def test_normalize_keeps_casts(op: str) -> None:
+    graph = after("normalize_ops", TO_BF16.replace("OP", op.replace("; ", "\n  ")))
+    assert "aten::_autocast_to_reduced_precision" in kinds(graph), graph
+
+
 def test_normalize_multihead_attention() -> None:
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
 

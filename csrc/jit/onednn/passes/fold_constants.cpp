@@ -10,8 +10,8 @@
 // in the first call and never again.
 //
 // Kept: what might be written to or leave the graph, where a call would see what was done to the
-// result of another; anything under autocast, whose data type may differ from call to call; 8-bit
-// values, which are smaller than what they stand for.
+// result of another; under autocast, all but casts, as data types may differ from call to call;
+// 8-bit values, which are smaller than what they stand for.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -48,6 +48,13 @@ bool readsConstantsOnly(const Node* node) {
   return reads_tensor;
 }
 
+// Its result depends on its inputs alone, whether autocast is on or off.
+bool isCast(const Node* node) {
+  static const auto kReduced = Symbol::fromQualString("aten::_autocast_to_reduced_precision");
+  static const auto kFull = Symbol::fromQualString("aten::_autocast_to_full_precision");
+  return node->kind() == kReduced || node->kind() == kFull || node->kind() == torch::jit::aten::to;
+}
+
 bool canFold(Node* node, const AliasDb& aliases) {
   const bool known = node->kind().is_aten() || node->kind() == asTargetKind() ||
                      (node->kind() == prim::ListConstruct && isTensorList(node->output()));
@@ -57,12 +64,12 @@ bool canFold(Node* node, const AliasDb& aliases) {
          !aliases.escapesScope(node->outputs());
 }
 
-void foldIn(Block* block, const AliasDb& aliases) {
+void foldIn(Block* block, const AliasDb& aliases, bool only_casts) {
   for (auto* node : block->nodes()) {
     for (auto* nested : node->blocks()) {
-      foldIn(nested, aliases);
+      foldIn(nested, aliases, only_casts);
     }
-    if (!canFold(node, aliases)) {
+    if ((only_casts && !isCast(node)) || !canFold(node, aliases)) {
       continue;
     }
     const auto results = torch::jit::runNodeIfInputsAreConstant(node);
@@ -80,14 +87,11 @@ void foldIn(Block* block, const AliasDb& aliases) {
 }  // namespace
 
 void foldConstants(const GraphPtr& graph) {
-  if (at::autocast::is_autocast_enabled(at::kCPU)) {
-    return;
-  }
   // The results outlive the modes of the call that happens to be the first.
   const c10::InferenceMode not_inference(false);
   const at::NoGradGuard no_grad;
   const AliasDb aliases(graph);
-  foldIn(graph->block(), aliases);
+  foldIn(graph->block(), aliases, at::autocast::is_autocast_enabled(at::kCPU));
   torch::jit::EliminateDeadCode(graph);
 }
 
