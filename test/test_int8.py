@@ -611,7 +611,7 @@ def test_bf16_around_8_bits() -> None:
 
     # The group does not round to bf16 what it quantizes. Up to 32 eager does, to a multiple of 1/8:
     # on average by 1/32, which is a tenth of a step.
-    run(Mixed(), (torch.rand(1, 8, 9, 9) * 4,), step=0.3, apart=0.1, inside="conv")
+    run(Mixed(), (torch.rand(1, 8, 9, 9) * 4,), step=0.3, apart=0.1, inside="_convolution")
 
 
 @pytest.mark.parametrize("op", ["conv", "linear", "depthwise"])
