@@ -245,7 +245,7 @@ class PlanCompiler {
         const auto value = computed.find(op.inputs()[i].id);
         if (value != computed.end() && group_outputs_.count(value->first) == 0 &&
             (request_.binaries_apart ||
-             (product && !addsToGemm(op.inputs()[1 - i], *value->second)))) {
+             (product && usesAvxGemm() && !addsToGemm(op.inputs()[1 - i], *value->second)))) {
           found.insert(value->first);
         }
       }
@@ -253,18 +253,15 @@ class PlanCompiler {
     return found;
   }
 
-  // The gemm for AVX2 takes a second operand whole, by columns or as one number, those for AVX-512
-  // take others too, but not one number a row; with the rest comes the reference kernel.
+  // The gemm for AVX2 takes a second operand whole, by columns or as one number; with others comes
+  // the reference kernel.
   static bool addsToGemm(const Operand& operand, const Operand& product) {
     if (!operand.sizes || !product.sizes) {
       return true;
     }
     const auto& sizes = *operand.sizes;
-    if (sizes == *product.sizes || sizes.empty()) {
-      return true;
-    }
-    return usesAvxGemm() ? c10::multiply_integers(sizes.begin(), sizes.end() - 1) == 1
-                         : sizes.back() != 1 || c10::multiply_integers(sizes) == 1;
+    return sizes == *product.sizes || sizes.empty() ||
+           c10::multiply_integers(sizes.begin(), sizes.end() - 1) == 1;
   }
 
   static std::vector<dnnl::graph::partition> inOrder(std::vector<dnnl::graph::partition> found) {
