@@ -1751,11 +1751,12 @@ def test_in_place_result_type(case: str, scripted: bool) -> None:
 @pytest.mark.parametrize("freeze", ["outside", "inside"])
 @pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
 def test_torchscript_autocast(scripted: bool, freeze: str, call: str) -> None:
-    """Freezing or calling under autocast, TorchScript puts a cast before every product."""
+    """Freezing or calling under autocast, TorchScript puts casts before products and sums."""
     m = net(
         "y = self.p(F.relu(self.b(self.c(x)), inplace=True))\n"
         "z = F.relu(self.d(y), inplace=True)\nz = self.e(z)\nz += y\n"
-        "return self.f(torch.flatten(F.relu(z, inplace=True), 1))",
+        "y = z + self.e(F.relu(z))\ny = y + self.e(y)\ny = y * torch.sigmoid(self.e(y))\n"
+        "return self.f(torch.flatten(F.relu(y, inplace=True), 1))",
         c=nn.Conv2d(8, 16, 3, bias=False),
         b=nn.BatchNorm2d(16),
         p=nn.MaxPool2d(3, 2, 1),
@@ -1780,6 +1781,7 @@ def test_torchscript_autocast(scripted: bool, freeze: str, call: str) -> None:
     # The image's, which both may do; all else is done once or has nothing to do.
     casts = found.outside["aten::_autocast_to_reduced_precision"] + found.outside["aten::to"]
     assert casts <= 1, found
+    assert "aten::_autocast_to_full_precision" not in found.outside + found.inside, found
     if fuses(torch.bfloat16):
         expect(found, fused="conv linear max_pool2d")
 

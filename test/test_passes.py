@@ -23,6 +23,7 @@ PASSES = [
     "remove_mutation",
     "fold_constants",
     "normalize_ops",
+    "drop_casts",
     "prepare_quantized",
     "prepare_binary",
     "defer_size_check",
@@ -320,10 +321,58 @@ def test_normalize_keeps_dropout_in_training() -> None:
     assert kinds(graph) == ["aten::dropout"]
 
 
-def test_normalize_identity_cast() -> None:
+def test_normalize_multihead_attention() -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    class Self(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        module = torch.jit.freeze(torch.jit.trace(Self().eval(), x))
+        assert "aten::_native_multi_head_attention" in kinds(module.graph)
+        expected = module(x)
+        graph = module.graph.copy()
+        _C.run_pass("normalize_ops", graph)
+        torch._C._jit_pass_lint(graph)
+    assert "aten::_native_multi_head_attention" not in kinds(graph)
+    FileCheck().check("aten::linear").check("aten::scaled_dot_product_attention").check(
+        "aten::linear"
+    ).run(str(graph))
+    assert expected.shape == x.shape
+
+
+BINARY = """
+graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
+      %y : BFloat16(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
+  %one : int = prim::Constant[value=1]()
+  %1 : Tensor = aten::add(%x, %y, %one)
+  return (%1)
+"""
+
+
+# ------------------------------------------------------------------------------ prepare_quantized
+
+QUANTIZED = """
+          %s : float = prim::Constant[value=0.5]()
+          %z : int = prim::Constant[value=3]()
+          %u8 : int = prim::Constant[value=13]()
+          %none : NoneType = prim::Constant()
+          %zero : int = prim::Constant[value=0]()
+          %one : int = prim::Constant[value=1]()
+          %size : int[] = prim::Constant[value=[2, 6]]()
+"""
+
+
+def test_drop_casts_of_known() -> None:
     """The first cast fixes the type; the second has nothing to do, the third (fp32 input) has."""
     graph = after(
-        "normalize_ops",
+        "drop_casts",
         """
         graph(%x : Tensor):
           %bf16 : int = prim::Constant[value=15]()
@@ -379,8 +428,8 @@ graph(%x : Tensor, %w : Tensor):
         "%y : Tensor = aten::clamp(%b, %eps, %none)",
     ],
 )
-def test_normalize_identity_cast_behind(op: str) -> None:
-    graph = after("normalize_ops", TO_BF16.replace("OP", op.replace("; ", "\n  ")))
+def test_drop_casts_behind(op: str) -> None:
+    graph = after("drop_casts", TO_BF16.replace("OP", op.replace("; ", "\n  ")))
     assert "aten::_autocast_to_reduced_precision" not in kinds(graph), graph
 
 
@@ -395,57 +444,130 @@ def test_normalize_identity_cast_behind(op: str) -> None:
         "%1 : Tensor = aten::relu(%b); %y : Tensor = llga::as_target(%1, %x)",
     ],
 )
-def test_normalize_keeps_casts(op: str) -> None:
-    graph = after("normalize_ops", TO_BF16.replace("OP", op.replace("; ", "\n  ")))
+def test_drop_casts_keeps(op: str) -> None:
+    graph = after("drop_casts", TO_BF16.replace("OP", op.replace("; ", "\n  ")))
     assert "aten::_autocast_to_reduced_precision" in kinds(graph), graph
 
 
-def test_normalize_multihead_attention() -> None:
-    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
-
-    class Self(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = attention
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x, x, x, need_weights=False)[0]
-
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad():
-        module = torch.jit.freeze(torch.jit.trace(Self().eval(), x))
-        assert "aten::_native_multi_head_attention" in kinds(module.graph)
-        expected = module(x)
-        graph = module.graph.copy()
-        _C.run_pass("normalize_ops", graph)
-        torch._C._jit_pass_lint(graph)
-    assert "aten::_native_multi_head_attention" not in kinds(graph)
-    FileCheck().check("aten::linear").check("aten::scaled_dot_product_attention").check(
-        "aten::linear"
-    ).run(str(graph))
-    assert expected.shape == x.shape
-
-
-BINARY = """
-graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
-      %y : BFloat16(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
+SUM = """
+graph(%x : Tensor, %w : Tensor):
+  %bf16 : int = prim::Constant[value=15]()
+  %half : int = prim::Constant[value=5]()
   %one : int = prim::Constant[value=1]()
-  %1 : Tensor = aten::add(%x, %y, %one)
-  return (%1)
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %eps : float = prim::Constant[value=0.5]()
+  %none : NoneType = prim::Constant()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %a : Tensor = aten::to(%x, %bf16, %no, %no, %none)
+  %b : Tensor = aten::mm(%a, %w)
+  %full_a : Tensor = aten::_autocast_to_full_precision(%a, %no, %yes)
+  %full_b : Tensor = aten::_autocast_to_full_precision(%b, %no, %yes)
+  %full_x : Tensor = aten::_autocast_to_full_precision(%x, %no, %yes)
+  %s : Float(*, *) = aten::add(%full_a, %full_b, %one)
+  REST
+  %cast : Tensor = aten::_autocast_to_reduced_precision(%r, %no, %yes, %half, %bf16)
+  %result : Tensor = aten::mm(%cast, %w)
+  return (RESULTS)
 """
 
+TO_FULL = "aten::_autocast_to_full_precision"
 
-# ------------------------------------------------------------------------------ prepare_quantized
 
-QUANTIZED = """
-          %s : float = prim::Constant[value=0.5]()
-          %z : int = prim::Constant[value=3]()
-          %u8 : int = prim::Constant[value=13]()
-          %none : NoneType = prim::Constant()
-          %zero : int = prim::Constant[value=0]()
-          %one : int = prim::Constant[value=1]()
-          %size : int[] = prim::Constant[value=[2, 6]]()
-"""
+def with_sum(rest: str, results: str = "%result") -> str:
+    rest = rest.replace("; ", "\n  ").replace("FULL(%s)", f"{TO_FULL}(%s, %no, %yes)")
+    return SUM.replace("REST", rest).replace("RESULTS", results)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "%r = aten::relu(%s)",
+        "%n : int = aten::size(%s, %one); %r = aten::clamp(%s, %eps, %none)",
+        "%t = aten::mul(%s, %s); %r = aten::layer_norm(%t, %ones, %w, %w, %eps, %no)",
+        # one sum after another
+        "%t = FULL(%s); %r = aten::mul(%t, %full_a)",
+        "%l : Tensor[] = prim::ListConstruct(%s, %b); %r = aten::cat(%l, %one)",
+        "%l : Tensor[] = aten::chunk(%s, %one, %one); %r = prim::ListUnpack(%l)",
+        "%two : Long(device=cpu) = prim::Constant[value={2}](); %r = aten::mul(%s, %two)",
+        "%r = aten::add(%s, %one, %one)",
+    ],
+)
+def test_drop_casts_of_sums(rest: str) -> None:
+    """A sum of two bf16 tensors that is rounded to bf16 later is computed in bf16."""
+    graph = after("drop_casts", with_sum(rest))
+    assert TO_FULL not in kinds(graph), graph
+    assert "aten::_autocast_to_reduced_precision" not in kinds(graph), graph
+    assert graph.findNode("aten::add").output().type().scalarType() == "BFloat16", graph
+
+
+@pytest.mark.parametrize(
+    ("rest", "results"),
+    [
+        ("%r = aten::relu(%s)", "%result, %s"),  # the caller sees fp32
+        ("%r = aten::relu(%s)", "%result, %r"),
+        ("%r = aten::relu(%s); %g = aten::gt(%s, %eps)", "%result, %g"),
+        # not known to keep the data type
+        ("%t = aten::exp(%s); %r = aten::relu(%t)", "%result"),
+        # Two sums, of which one can't be narrowed: neither can the other.
+        (
+            "%t = FULL(%s); %r = aten::mul(%t, %full_x)",
+            "%result",
+        ),
+        (
+            "%t = FULL(%s); %r = aten::layer_norm(%t, %ones, %w, %w, %eps, %no)",
+            "%result",
+        ),
+        ("%r = aten::relu_(%s)", "%result"),
+        ("%w1 = aten::add_(%b, %x, %one); %r = aten::relu(%s)", "%result"),
+        (
+            "%l : Tensor[] = prim::ListConstruct(%s, %x); %r = aten::cat(%l, %one)",
+            "%result",
+        ),
+        (
+            "%l : Tensor[] = prim::ListConstruct(%s, %b); %r = aten::cat(%l, %one)",
+            "%r, %l",
+        ),
+    ],
+)
+def test_drop_casts_keeps_sums(rest: str, results: str) -> None:
+    graph = after("drop_casts", with_sum(rest, results))
+    add = graph.findNode("aten::add")
+    assert [i.node().kind() for i in add.inputs()][:2] == [TO_FULL, TO_FULL], graph
+    assert add.output().type().scalarType() == "Float", graph
+
+
+def test_drop_casts_in_place() -> None:
+    graph = after("remove_mutation", with_sum("%r = aten::relu_(%s)"))
+    assert "llga::as_target" in kinds(graph)
+    _C.run_pass("drop_casts", graph)
+    assert TO_FULL not in kinds(graph), graph
+
+
+def test_drop_casts_numbers() -> None:
+    """What the pass makes of a chain of sums is what eager computes under autocast, bit by bit."""
+
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, w)
+        for _ in range(5):
+            y = y + torch.mm(y.relu(), w)
+            y = y * torch.sigmoid(torch.mm(y, w))
+        return torch.mm(y, w)
+
+    x, w = torch.randn(8, 8), torch.randn(8, 8) / 3
+    with torch.no_grad():
+        graph = torch.jit.trace(chain, (x, w)).graph.copy()
+        torch._C._jit_pass_erase_shape_information(graph)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            expected = chain(x, w)
+            torch._C._jit_pass_autocast(graph)
+        assert TO_FULL in kinds(graph)
+        _C.run_pass("drop_casts", graph)
+        torch._C._jit_pass_lint(graph)
+        assert TO_FULL not in kinds(graph)
+        result = torch._C._create_function_from_graph("chain", graph)(x, w)
+    assert result.dtype == expected.dtype
+    assert torch.equal(result, expected)
 
 
 def test_prepare_quantized_finds_parameters() -> None:

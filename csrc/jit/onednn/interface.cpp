@@ -30,6 +30,9 @@ const std::vector<PassEntry>& passes() {
        "what is folded"},
       {"normalize_ops", normalizeOps,
        "before the op-specific passes, which know one spelling of each op"},
+      {"drop_casts", dropCasts,
+       "after fold_constants and normalize_ops, which leave more types known; before fusing, which "
+       "stops at casts"},
       {"prepare_quantized", prepareQuantized,
        "before prepare_binary, which would take scales for operands; after normalize_ops, whose ops "
        "may read 8-bit values"},

@@ -41,6 +41,16 @@ Symbol asTargetKind() {
   return kind;
 }
 
+Symbol reducedPrecisionKind() {
+  static const Symbol kind = Symbol::fromQualString("aten::_autocast_to_reduced_precision");
+  return kind;
+}
+
+Symbol fullPrecisionKind() {
+  static const Symbol kind = Symbol::fromQualString("aten::_autocast_to_full_precision");
+  return kind;
+}
+
 const Value* behind(const Value* value) {
   while (value->node()->kind() == asTargetKind()) {
     value = value->node()->input(0);
@@ -77,6 +87,35 @@ bool isShapeArithmetic(const Node* node) {
     default:
       return false;
   }
+}
+
+bool isProduct(const Node* node) {
+  using namespace torch::jit;
+  static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");
+  switch (node->kind()) {
+    case aten::_convolution:
+    case aten::convolution:
+    case aten::conv1d:
+    case aten::conv2d:
+    case aten::conv3d:
+    case aten::conv_transpose1d:
+    case aten::conv_transpose2d:
+    case aten::conv_transpose3d:
+    case aten::linear:
+    case aten::matmul:
+    case aten::mm:
+    case aten::bmm:
+    case aten::addmm:
+    case aten::baddbmm:
+      return true;
+    default:
+      return node->kind() == kConvolutionMode;
+  }
+}
+
+void setDtype(Value* value, at::ScalarType dtype) {
+  auto type = value->type()->cast<c10::TensorType>();
+  value->setType((type ? type : c10::TensorType::get())->withScalarType(dtype));
 }
 
 std::string qualifiedName(const Node* node) {

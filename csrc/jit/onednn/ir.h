@@ -37,6 +37,11 @@ Symbol insertedAttr();
 // inputs with which it changes nothing.
 Symbol asTargetKind();
 
+// The casts that TorchScript's autocast puts in. They change nothing but floating-point tensors,
+// whether autocast is on or off.
+Symbol reducedPrecisionKind();
+Symbol fullPrecisionKind();
+
 // The value that `value` is equal to where a group computes it: looks through llga::as_target.
 const Value* behind(const Value* value);
 
@@ -50,6 +55,9 @@ void refuse(Node* node, const std::string& reason);
 // nothing inside a group, where its result is known once per signature.
 bool isShapeArithmetic(const Node* node);
 
+// True for convolutions and matrix products.
+bool isProduct(const Node* node);
+
 // True if `value` is a tensor (of any refinement).
 inline bool isTensor(const Value* value) {
   return value->type()->isSubtypeOf(*c10::TensorType::get());
@@ -59,6 +67,9 @@ inline bool isTensor(const Value* value) {
 inline bool isTensorList(const Value* value) {
   return value->type()->isSubtypeOf(*c10::ListType::ofTensors());
 }
+
+// Changes the data type in the type of a tensor.
+void setDtype(Value* value, at::ScalarType dtype);
 
 // Calls `visit` for each node of `block` and of its nested blocks, not of Subgraph attributes;
 // `visit` may destroy the node.

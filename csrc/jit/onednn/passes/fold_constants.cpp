@@ -50,9 +50,8 @@ bool readsConstantsOnly(const Node* node) {
 
 // Its result depends on its inputs alone, whether autocast is on or off.
 bool isCast(const Node* node) {
-  static const auto kReduced = Symbol::fromQualString("aten::_autocast_to_reduced_precision");
-  static const auto kFull = Symbol::fromQualString("aten::_autocast_to_full_precision");
-  return node->kind() == kReduced || node->kind() == kFull || node->kind() == torch::jit::aten::to;
+  return node->kind() == reducedPrecisionKind() || node->kind() == fullPrecisionKind() ||
+         node->kind() == torch::jit::aten::to;
 }
 
 bool canFold(Node* node, const AliasDb& aliases) {

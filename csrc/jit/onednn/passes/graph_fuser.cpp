@@ -79,41 +79,34 @@ std::vector<Proposal> dropConstant(std::vector<Proposal> proposals) {
   return proposals;
 }
 
+// Several lone ops in a row between two groups join them too: all are kept at first, and those that
+// then touch nothing on one side are dropped until none is left.
 std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
   std::unordered_set<const Node*> kept;
-  std::vector<Proposal> result;
-  std::vector<Proposal> undecided;
-  for (auto& proposal : proposals) {
-    if (proposal.compute > 0 || proposal.elementwise + proposal.casts > 1) {
+  for (const auto& proposal : proposals) {
+    if (proposal.compute + proposal.elementwise + proposal.casts > 0) {
       kept.insert(proposal.nodes.begin(), proposal.nodes.end());
-      result.push_back(std::move(proposal));
-    } else {
-      undecided.push_back(std::move(proposal));
     }
   }
-  for (bool changed = true; changed;) {
-    changed = false;
-    std::vector<Proposal> rest;
-    for (auto& proposal : undecided) {
-      if (proposal.elementwise + proposal.casts > 0 && joinsGroups(proposal, kept)) {
-        kept.insert(proposal.nodes.begin(), proposal.nodes.end());
-        result.push_back(std::move(proposal));
-        changed = true;
-      } else {
-        rest.push_back(std::move(proposal));
-      }
+  auto drop = [&](const Proposal& proposal) {
+    if (proposal.compute > 0 || proposal.elementwise + proposal.casts > 1) {
+      return false;
     }
-    undecided = std::move(rest);
-  }
-  for (const auto& proposal : undecided) {
     const bool views_only = proposal.elementwise + proposal.casts == 0;
+    if (!views_only && joinsGroups(proposal, kept)) {
+      return false;
+    }
     for (auto* node : proposal.nodes) {
+      kept.erase(node);
       refuse(node, qualifiedName(node) + (views_only ? ": partition dropped: a lone view"
                                                      : ": partition dropped: a lone elementwise "
                                                        "op that joins no groups"));
     }
+    return true;
+  };
+  while (std::erase_if(proposals, drop) > 0) {
   }
-  return result;
+  return proposals;
 }
 
 // ------------------------------------------------------------------------------ shape arithmetic

@@ -7,18 +7,12 @@
 // 2. nn.TransformerEncoderLayer's inference kernel, without mask: attention as above, layer norms,
 //    residual adds and the feed-forward part, each as its own op.
 // 3. aten::dropout outside training is its input.
-// 4. A cast to the data type that its input has by construction, as freezing under autocast leaves
-//    them all over the graph, is its input.
-// 5. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
+// 4. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
 // are not rewritten here: the op table lowers them as they stand, so there is nothing to undo.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
-
-#include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
@@ -148,174 +142,9 @@ bool splitEncoderLayer(Node* node) {
   return true;
 }
 
-// What aten::_autocast_to_* casts floating-point tensors to, if that is fixed.
-std::optional<at::ScalarType> autocastTarget(const Node* node) {
-  static const auto kReduced = Symbol::fromQualString("aten::_autocast_to_reduced_precision");
-  if (node->kind() != kReduced) {
-    return std::nullopt;
-  }
-  const auto enabled = torch::jit::toIValue(node->input(2));
-  const auto dtype = torch::jit::toIValue(node->input(4));
-  if (!enabled || !enabled->isBool() || !enabled->toBool() || !dtype || !dtype->isInt()) {
-    return std::nullopt;
-  }
-  return static_cast<at::ScalarType>(dtype->toInt());
-}
-
 bool dropDropout(Node* node) {
   const auto train = torch::jit::toIValue(node->input(2));
   if (!train || !train->isBool() || train->toBool()) {
-    return false;
-  }
-  node->output()->replaceAllUsesWith(node->input(0));
-  return true;
-}
-
-// The data types that values have whatever the inputs of the graph are; profiled types don't count.
-class KnownTypes {
- public:
-  std::optional<at::ScalarType> of(const Value* value) {
-    const auto known = types_.find(value->unique());
-    if (known != types_.end()) {
-      return known->second;
-    }
-    const auto type = infer(value);
-    types_.emplace(value->unique(), type);
-    return type;
-  }
-
- private:
-  std::optional<at::ScalarType> infer(const Value* value) {
-    const auto* node = value->node();
-    if (const auto constant = torch::jit::toIValue(value);
-        constant && constant->isTensor() && constant->toTensor().defined()) {
-      return constant->toTensor().scalar_type();
-    }
-    if (keepsFirst(node)) {
-      return of(node->input(0));
-    }
-    if (node->kind() == asTargetKind()) {
-      return of(node->input(1));
-    }
-    if (const auto target = autocastTarget(node)) {
-      return target;
-    }
-    switch (node->kind()) {
-      case aten::to: {
-        const auto dtype = node->matches(
-                               "aten::to.dtype(Tensor(a) self, ScalarType dtype, bool "
-                               "non_blocking=False, bool copy=False, MemoryFormat? "
-                               "memory_format=None) -> Tensor(a)")
-                               ? torch::jit::toIValue(node->input(1))
-                               : std::nullopt;
-        return dtype && dtype->isInt() ? std::optional(static_cast<at::ScalarType>(dtype->toInt()))
-                                       : std::nullopt;
-      }
-      case aten::_convolution:
-      case aten::conv1d:
-      case aten::conv2d:
-      case aten::conv3d:
-      case aten::conv_transpose1d:
-      case aten::conv_transpose2d:
-      case aten::conv_transpose3d:
-      case aten::linear:
-      case aten::matmul:
-      case aten::mm:
-      case aten::bmm:
-      case aten::addmm:
-      case aten::baddbmm: {  // the operands have one data type, or the op raises
-        const auto dtype = of(node->input(1));
-        return dtype ? dtype : of(node->input(0));
-      }
-      case aten::add:
-      case aten::sub:
-      case aten::mul:
-      case aten::div:
-      case aten::maximum:
-      case aten::minimum: {
-        const auto dtype = of(node->input(0));
-        return isTensor(node->input(1)) && of(node->input(1)) != dtype ? std::nullopt : dtype;
-      }
-      case aten::cat:
-      case aten::stack:
-        return ofAll(node->input(0));
-      case torch::jit::prim::ListUnpack:
-        return splits(node->input(0)->node()) ? of(node->input(0)->node()->input(0)) : std::nullopt;
-      case torch::jit::prim::ConstantChunk:
-        return of(node->input(0));
-      default:
-        return std::nullopt;
-    }
-  }
-
-  // That of all elements of a list, if it is one and the same.
-  std::optional<at::ScalarType> ofAll(const Value* list) {
-    const auto* node = list->node();
-    if (node->kind() != torch::jit::prim::ListConstruct || node->inputs().empty()) {
-      return std::nullopt;
-    }
-    const auto first = of(node->input(0));
-    for (const auto* item : node->inputs()) {
-      if (of(item) != first) {
-        return std::nullopt;
-      }
-    }
-    return first;
-  }
-
-  static bool splits(const Node* node) {
-    return node->kind() == aten::chunk || node->kind() == aten::split ||
-           node->kind() == aten::split_with_sizes || node->kind() == aten::unbind;
-  }
-
-  // Ops on floating-point tensors whose result has the data type of their first operand, also where
-  // autocast is on (pooling of volumes is not among them: eager's autocast makes floats of that).
-  static bool keepsFirst(const Node* node) {
-    static const auto kKinds = [] {
-      std::unordered_set<Symbol> set;
-      for (const auto* name :
-           {"relu", "relu6", "sigmoid", "tanh", "gelu", "elu", "leaky_relu", "hardswish",
-            "hardsigmoid", "hardtanh", "silu", "mish", "softplus",
-            // normalization; under autocast parameters may be wider
-            "batch_norm", "instance_norm", "group_norm", "layer_norm",
-            // views and copies
-            "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim",
-            "contiguous", "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "t",
-            "slice", "select", "narrow", "roll", "flip", "constant_pad_nd", "channel_shuffle",
-            "pixel_shuffle", "dropout",
-            // pooling and sampling
-            "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
-            "adaptive_avg_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-            "upsample_bilinear2d", "upsample_bicubic2d", "scaled_dot_product_attention"}) {
-        set.insert(Symbol::fromQualString(std::string("aten::") + name));
-      }
-      return set;
-    }();
-    if (kKinds.count(node->kind()) != 0) {
-      return true;
-    }
-    switch (node->kind()) {
-      case aten::softmax:
-      case aten::log_softmax:
-      case aten::mean:
-      case aten::sum:  // other than the operand's only if a data type is asked for
-        return node->hasNamedInput("dtype") &&
-               node->namedInput("dtype")->type()->isSubtypeOf(*c10::NoneType::get());
-      case aten::clamp:  // bounds that are tensors promote
-      case aten::clamp_min:
-      case aten::clamp_max:
-        return std::none_of(node->inputs().begin() + 1, node->inputs().end(), isTensor);
-      default:
-        return false;
-    }
-  }
-
-  std::unordered_map<size_t, std::optional<at::ScalarType>> types_;  // by id
-};
-
-bool dropIdentityCast(Node* node, KnownTypes& types) {
-  const auto target = autocastTarget(node);
-  if (!target || types.of(node->input(0)) != target) {
     return false;
   }
   node->output()->replaceAllUsesWith(node->input(0));
@@ -338,12 +167,10 @@ bool dropCatOfOne(Node* node) {
   return true;
 }
 
-void visit(Block* block, KnownTypes& types) {
-  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
-    auto* node = *it++;
-    for (auto* nested : node->blocks()) {
-      visit(nested, types);
-    }
+}  // namespace
+
+void normalizeOps(const GraphPtr& graph) {
+  walk(graph->block(), [](Node* node) {
     bool replaced = false;
     if (node->kind() == attentionKind()) {
       replaced = splitAttention(node);
@@ -353,22 +180,11 @@ void visit(Block* block, KnownTypes& types) {
       replaced = dropDropout(node);
     } else if (node->kind() == aten::cat) {
       replaced = dropCatOfOne(node);
-    } else {
-      replaced = dropIdentityCast(node, types);
     }
     if (replaced) {
       node->destroy();
-    } else if (node->outputs().size() == 1) {
-      types.of(node->output());  // in this order, no look goes far back
     }
-  }
-}
-
-}  // namespace
-
-void normalizeOps(const GraphPtr& graph) {
-  KnownTypes types;
-  visit(graph->block(), types);
+  });
 }
 
 }  // namespace llga

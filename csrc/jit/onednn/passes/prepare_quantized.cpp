@@ -90,33 +90,6 @@ std::pair<Node*, size_t> sourcesOf(Node* picking) {
   return {picking, 1};
 }
 
-bool multiplies(const Node* node) {
-  switch (node->kind()) {
-    case aten::_convolution:
-    case aten::convolution:
-    case aten::conv1d:
-    case aten::conv2d:
-    case aten::conv3d:
-    case aten::conv_transpose1d:
-    case aten::conv_transpose2d:
-    case aten::conv_transpose3d:
-    case aten::linear:
-    case aten::matmul:
-    case aten::mm:
-    case aten::bmm:
-    case aten::addmm:
-    case aten::baddbmm:
-      return true;
-    default:
-      return node->kind() == Symbol::fromQualString("aten::_convolution_mode");
-  }
-}
-
-void setDtype(Value* value, at::ScalarType dtype) {
-  auto type = value->type()->cast<c10::TensorType>();
-  value->setType((type ? type : c10::TensorType::get())->withScalarType(dtype));
-}
-
 bool isQuantized(Block* block) {
   return std::any_of(block->nodes().begin(), block->nodes().end(), [](Node* node) {
     return isQuantize(node) || isDequantize(node) ||
@@ -357,9 +330,9 @@ class Preparer {
     return std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* output) {
       const auto& uses = output->uses();
       return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-        return multiplies(use.user) || ((movesNumbers(use.user) || picksNumbers(use.user) ||
-                                         use.user->kind() == torch::jit::prim::ListConstruct) &&
-                                        use.offset == 0 && leadsToProduct(use.user));
+        return isProduct(use.user) || ((movesNumbers(use.user) || picksNumbers(use.user) ||
+                                        use.user->kind() == torch::jit::prim::ListConstruct) &&
+                                       use.offset == 0 && leadsToProduct(use.user));
       });
     });
   }
@@ -368,7 +341,7 @@ class Preparer {
     return std::any_of(move->outputs().begin(), move->outputs().end(), [](const Value* output) {
       const auto& uses = output->uses();
       return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-        return multiplies(use.user) || (isQuantize(use.user) && use.offset == 0) ||
+        return isProduct(use.user) || (isQuantize(use.user) && use.offset == 0) ||
                ((movesNumbers(use.user) || splits(use.user)) && use.offset == 0 &&
                 leadsToCompute(use.user));
       });
