@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from llga_fuser import _C
 from llga_fuser._fpmath import FpmathMode, fpmath_value
+from llga_fuser._trace import autocast_to, trace_frozen
 
 __all__ = ["compile"]
 
@@ -113,7 +114,7 @@ def compile(  # noqa: A001
             result = made(*args, **kwargs)  # compiles its partitions
             if check and not _is_script(target):
                 args, kwargs = _twin(example)
-                with _autocast(autocast):
+                with autocast_to(autocast):
                     expected = target(*args, **kwargs)
                 _compare(result, expected, index, quantized)
         if release_weights:
@@ -242,13 +243,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _autocast(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
-    if dtype is None:
-        return contextlib.nullcontext()
-    # Its cache of cast weights would hide casts from the trace.
-    return torch.autocast("cpu", dtype, cache_enabled=False)
-
-
 def _script(
     target: Any, example: _Example, autocast: torch.dtype | None, strict: bool
 ) -> tuple[Any, bool]:
@@ -268,20 +262,14 @@ def _script(
             _insert_casts(script, autocast)
         return script, ours
     args, kwargs = _twin(example)
-    options: dict[str, Any] = {"check_trace": False, "strict": strict}
-    options |= {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
-    with _autocast(autocast):
-        traced = torch.jit.trace(target, **options)
-    if isinstance(traced, torch.jit.ScriptModule):
-        traced = torch.jit.freeze(traced.eval())
-    return traced, True
+    return trace_frozen(target, args, kwargs, dtype=autocast, strict=strict), True
 
 
 def _insert_casts(frozen: Any, dtype: torch.dtype) -> None:
     """TorchScript's own autocast, for code that has not been through eager's."""
     before = torch._C._jit_set_autocast_mode(True)
     try:
-        with _autocast(dtype):
+        with autocast_to(dtype):
             torch._C._jit_pass_autocast(frozen.graph)  # type: ignore[attr-defined]
     finally:
         torch._C._jit_set_autocast_mode(before)

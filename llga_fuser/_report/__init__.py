@@ -28,6 +28,7 @@ from llga_fuser._report.model import (
     UnfusedError,
 )
 from llga_fuser._switch import fusion
+from llga_fuser._trace import trace_frozen
 
 __all__ = [
     "Conversion",
@@ -154,8 +155,5 @@ def _script(
             f"module: {type(module).__name__} is in training mode, expected eval mode; call "
             ".eval() on it first"
         )
-    # Tracing under autocast's cache of cast weights would hide casts.
-    with torch.autocast("cpu", torch.bfloat16, dtype is torch.bfloat16, cache_enabled=False):
-        example = {"example_kwarg_inputs": kwargs} if kwargs else {"example_inputs": args}
-        traced = torch.jit.trace(module, check_trace=False, strict=False, **example)
-    return torch.jit.freeze(traced.eval()) if isinstance(traced, nn.Module) else traced
+    reduced = None if dtype == torch.float32 else dtype
+    return trace_frozen(module, args, kwargs, dtype=reduced, strict=False)
