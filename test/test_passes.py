@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -475,7 +476,7 @@ TO_FULL = "aten::_autocast_to_full_precision"
 
 
 def with_sum(rest: str, results: str = "%result") -> str:
-    rest = rest.replace("; ", "\n  ").replace("FULL(%s)", f"{TO_FULL}(%s, %no, %yes)")
+    rest = re.sub(r"FULL\((%\w+)\)", rf"{TO_FULL}(\1, %no, %yes)", rest.replace("; ", "\n  "))
     return SUM.replace("REST", rest).replace("RESULTS", results)
 
 
@@ -535,6 +536,14 @@ def test_drop_casts_keeps_sums(rest: str, results: str) -> None:
     add = graph.findNode("aten::add")
     assert [i.node().kind() for i in add.inputs()][:2] == [TO_FULL, TO_FULL], graph
     assert add.output().type().scalarType() == "Float", graph
+
+
+def test_drop_casts_of_float() -> None:
+    """A cast of what is float is dropped; of a product, which autocast may compute in bf16, not."""
+    rest = "%r = aten::exp(%s); %f = FULL(%s); %m = aten::mm(%s, %f); %n = FULL(%m)"
+    graph = after("drop_casts", with_sum(rest, "%result, %m, %n"))
+    casts = [next(node.inputs()).node().kind() for node in graph.findAllNodes(TO_FULL)]
+    assert sorted(casts) == ["aten::mm", "aten::mm", "aten::to"], graph
 
 
 def test_drop_casts_in_place() -> None:

@@ -106,7 +106,7 @@ bool keepsFirst(const Node* node) {
           // pooling and sampling
           "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
           "adaptive_avg_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-          "upsample_bilinear2d", "upsample_bicubic2d", "scaled_dot_product_attention"}) {
+          "upsample_bilinear2d", "upsample_bicubic2d"}) {
       set.insert(Symbol::fromQualString(std::string("aten::") + name));
     }
     return set;
@@ -168,9 +168,12 @@ class KnownTypes {
     if (keepsFirst(node)) {
       return of(node->input(0));
     }
-    if (isProduct(node)) {  // the operands have one data type, or the op raises
+    if (isProduct(node) || node->kind() == aten::scaled_dot_product_attention) {
+      // The operands have one data type, or the op raises; but eager's autocast, which may be on as
+      // well, makes reduced precision of floats there.
       const auto dtype = of(node->input(1));
-      return dtype ? dtype : of(node->input(0));
+      const auto common = dtype ? dtype : of(node->input(0));
+      return isReducedPrecision(common) ? common : std::nullopt;
     }
     if (isBinary(node)) {
       return ofOperands(node);
