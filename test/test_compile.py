@@ -559,7 +559,8 @@ from torch import nn
 
 def resident():
     with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * 4096
+        pages = [int(n) for n in f.read().split()]
+    return (pages[1] - pages[2]) * 4096  # pages of files come and go
 
 torch.set_num_threads(1)
 x = torch.randn(1, 256, 4, 4)
@@ -687,7 +688,8 @@ from torch import nn
 
 def resident():
     with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * 4096
+        pages = [int(n) for n in f.read().split()]
+    return (pages[1] - pages[2]) * 4096  # pages of files come and go
 
 torch.set_num_threads(1)
 x = torch.randn(1, 512, 3, 3)

@@ -2482,7 +2482,8 @@ if sys.argv[1] == "fused":
 
 def resident():
     with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * 4096
+        pages = [int(n) for n in f.read().split()]
+    return (pages[1] - pages[2]) * 4096  # pages of files come and go
 
 
 torch.set_num_threads(1)
