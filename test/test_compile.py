@@ -580,13 +580,14 @@ print(resident() - start)
 @pytest.mark.parametrize("script", ["", "torch.jit.script"])
 def test_deleted_models_leave_nothing_behind(script: str) -> None:
     """Not even the constants, which TorchScript keeps for ever when a module is frozen."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", GROWTH.replace("SCRIPT", script)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", GROWTH.replace("SCRIPT", script)]
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        # torch.jit.script knows builtin functions by their id, also those that are gone: once in
+        # some hundred modules it takes a list of theirs for one.
+        if "builtin cannot be used as a value" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
     one_model = 512 * 256 * 9 * 4
     assert int(done.stdout) < 3 * one_model
 
