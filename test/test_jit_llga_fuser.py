@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -1745,6 +1745,59 @@ def test_in_place_result_type(case: str, scripted: bool) -> None:
                     script(*twin(values))
             else:
                 assert_same(script(*twin(values)), expected)
+
+
+class Grouped(NamedTuple):
+    """A convolution in groups: size of the input, and what it does."""
+
+    size: tuple[int, ...]
+    groups: int
+    kernel: Any = 3
+    stride: Any = 1
+    padding: Any = 1
+    dilation: Any = 1
+    bias: bool = True
+
+
+GROUPED = {
+    "of_4": Grouped((2, 24, 9, 13), 6),
+    "of_4_strided": Grouped((1, 128, 15, 8), 32, stride=2),
+    "of_4_odd_number": Grouped((1, 12, 9, 9), 3),
+    "of_4_in_rows": Grouped((1, 16, 5, 30), 4, kernel=(1, 5), padding=(0, 2), stride=(3, 1)),
+    "of_4_dilated": Grouped((3, 8, 20, 11), 2, dilation=(2, 3), padding=3, bias=False),
+    "of_4_mostly_padding": Grouped((1, 8, 2, 3), 2, padding=5),
+    "of_4_stride_3": Grouped((1, 8, 12, 12), 2, stride=3),
+    "of_8": Grouped((2, 128, 7, 17), 16),
+    "of_8_strided": Grouped((1, 128, 14, 9), 16, stride=2, kernel=5, padding=2),
+    "of_8_few_large": Grouped((1, 40, 6, 57), 5, bias=False),
+    "of_16": Grouped((1, 128, 7, 7), 8),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("relu", [False, True], ids=["alone", "relu"])
+@pytest.mark.parametrize("case", GROUPED)
+def test_grouped_convolution(case: str, relu: bool) -> None:
+    """Small groups of channels-last images have a kernel of our own on processors with AVX2."""
+    c = GROUPED[case]
+    channels = c.size[1]
+    options = {"stride": c.stride, "padding": c.padding, "dilation": c.dilation, "bias": c.bias}
+    conv = nn.Conv2d(channels, channels, c.kernel, groups=c.groups, **options)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    m = net("F.relu(self.c(x))" if relu else "self.c(x)", c=conv)
+    check(m, [x], groups=1, fused="_convolution")
+    llga_fuser.clear_cache()
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(4):
+            script(x)
+    packed = llga_fuser.cache_info().packed_bytes
+    isa, onednn = (llga_fuser._C.runtime_info()[key] for key in ("isa", "onednn"))
+    old = tuple(map(int, onednn.split(".")[:2])) < (3, 7)
+    own = case in {"of_4", "of_4_strided", "of_4_in_rows", "of_4_dilated", "of_4_mostly_padding"}
+    own = own or case in {"of_8", "of_8_strided"} or (case == "of_8_few_large" and old)
+    # oneDNN's weights of grouped convolutions are not packed.
+    assert (packed > 0) == (own and isa in {"avx2", "avx2_vnni"})
 
 
 @pytest.mark.parametrize("call", ["outside", "inside"])

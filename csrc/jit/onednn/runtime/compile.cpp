@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -15,6 +17,7 @@
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -57,6 +60,15 @@ Layout any(size_t id, at::ScalarType dtype, const Shape& sizes, bool constant) {
                         constant ? Property::constant : Property::variable);
 }
 
+// LLGA_FUSER_OWN_KERNELS=off in the environment leaves everything to oneDNN.
+bool ownKernels() {
+  static const bool on = [] {
+    const char* text = std::getenv("LLGA_FUSER_OWN_KERNELS");
+    return text == nullptr || std::string_view(text) != "off";
+  }();
+  return on;
+}
+
 class PlanCompiler {
  public:
   // `pack`: let oneDNN choose the layout of constant weights.
@@ -66,9 +78,12 @@ class PlanCompiler {
   std::shared_ptr<const Plan> run() {
     lower();
     indexValues();
-    if (!concatAffine()) {
+    const bool own = ownKernels();
+    if (!own || !concatAffine()) {
       for (const auto& partition : partitions()) {
-        compile(partition);
+        if (!own || !groupedConvolution(partition)) {
+          compile(partition);
+        }
       }
     }
     plan_->outputs.resize(request_.subgraph->outputs().size());
@@ -334,6 +349,91 @@ class PlanCompiler {
     plan_->steps.push_back(std::move(step));
   }
 
+  // A convolution in small groups, and maybe ReLU, over channels-last images: by a kernel of our
+  // own where oneDNN's is slow. False if the partition or its data is anything else.
+  bool groupedConvolution(const dnnl::graph::partition& partition) {
+    std::vector<const OpSpec*> ops;
+    const auto members = partition.get_ops();
+    for (const auto& op : lowered_.ops) {
+      if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
+        ops.push_back(&op);
+      }
+    }
+    const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
+    if (!usesAvxGemm() || ops.size() != (relu ? 2 : 1) || ops[0]->kind() != OpKind::Convolution) {
+      return false;
+    }
+    const auto& inputs = ops[0]->inputs();  // data, weight, and maybe bias
+    const auto& result = ops.back()->outputs()[0];
+    if (!inputs[0].sizes || inputs[0].sizes->size() != 4 || !result.sizes ||
+        result.dtype != at::kFloat ||
+        std::any_of(inputs.begin(), inputs.end(),
+                    [](const Operand& input) { return input.dtype != at::kFloat; }) ||
+        std::any_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
+          return !lowered_.operands.at(input.id).constant;
+        })) {
+      return false;
+    }
+    auto pair = [](const Shape& values) {
+      return GroupedConvolution::Pair{values.end()[-2], values.end()[-1]};
+    };
+    const auto& sizes = *inputs[0].sizes;
+    const auto weight = constantTensor(inputs[1].id).contiguous();
+    const auto groups = ops[0]->get_attr<int64_t>(Attr::groups);
+    const GroupedConvolution kernel{sizes[0],
+                                    pair(sizes),
+                                    pair(*result.sizes),
+                                    pair(weight.sizes().vec()),
+                                    pair(ops[0]->get_attr<Shape>(Attr::strides)),
+                                    pair(ops[0]->get_attr<Shape>(Attr::dilations)),
+                                    pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
+                                    groups,
+                                    sizes[1] / groups,
+                                    relu};
+    const auto strides = channelsLastStrides(*result.sizes);
+    const auto data = inputLayout(inputs[0].id);
+    const auto outer = outputLayout(result.id);
+    if (weight.size(0) != sizes[1] || !isSlowInOneDnn(kernel) || !kernel.isSupported() ||
+        data.get_strides() != channelsLastStrides(sizes) ||
+        (outer.get_layout_type() != LayoutType::any && outer.get_strides() != strides) ||
+        // in the padding, they make NaN of zeros
+        !weight.isfinite().all().item<bool>()) {
+      return false;
+    }
+    Plan::Step step;
+    step.inputs.emplace_back(*knownSlot(inputs[0].id), data);
+    const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel.weightSizes(),
+                                              kernel.weightStrides(), Property::constant);
+    if (const auto releasable = findReleasable(weight)) {
+      releasable->pin();
+    }
+    auto packed = packWeight(weight.view(kernel.weightSizes()), packed_layout, Placement::aligned);
+    step.inputs.emplace_back(constantSlot(packed->data()), packed_layout);
+    plan_->packed.push_back(std::move(packed));
+    const bool bias = inputs.size() == 3;
+    if (bias) {
+      step.inputs.emplace_back(keep(constantTensor(inputs[2].id).contiguous()),
+                               inputLayout(inputs[2].id));
+    }
+    const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
+    layouts_.insert_or_assign(result.id, layout);
+    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
+    step.kernel = [kernel, bias](auto from, auto to) {
+      kernel.run(static_cast<const float*>(from[0]), static_cast<const float*>(from[1]),
+                 bias ? static_cast<const float*>(from[2]) : nullptr, static_cast<float*>(to[0]));
+    };
+    plan_->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // Groups of 4 channels take its gemm. With groups of 8, pixels that are a multiple of 512 bytes
+  // apart share few sets of the cache, and 3.2 is slow on all large images.
+  static bool isSlowInOneDnn(const GroupedConvolution& kernel) {
+    static const bool old = dnnl_version()->minor < 7;
+    return kernel.channels == 4 || kernel.groups * kernel.channels % 128 == 0 ||
+           (old && kernel.size[1] >= 56);
+  }
+
   // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images: one step, by a
   // kernel of our own. False if the group or its data is anything else.
   bool concatAffine() {
@@ -516,14 +616,22 @@ class PlanCompiler {
                    /*constant=*/true);
   }
 
+  // Where a value is that is no constant.
+  std::optional<Slot> knownSlot(size_t id) const {
+    if (const auto it = slots_.find(id); it != slots_.end()) {
+      return it->second;
+    }
+    if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
+      return Slot{Slot::Kind::input, it->second};
+    }
+    return std::nullopt;
+  }
+
   std::pair<Slot, Layout> bindInput(const dnnl::graph::compiled_partition& compiled,
                                     const Layout& input) {
     const auto id = input.get_id();
-    if (const auto it = slots_.find(id); it != slots_.end()) {
-      return {it->second, input};
-    }
-    if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
-      return {Slot{Slot::Kind::input, it->second}, input};
+    if (const auto slot = knownSlot(id)) {
+      return {*slot, input};
     }
     if (input.get_layout_type() == LayoutType::any) {
       const auto layout = withId(compiled.query_logical_tensor(id), id);
