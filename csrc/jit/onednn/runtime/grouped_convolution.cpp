@@ -10,7 +10,7 @@
 namespace llga {
 namespace {
 
-constexpr int kWidth = 8;       // channels of a block: one vector of AVX2
+constexpr int64_t kWidth = 8;   // channels of a block: one vector of AVX2
 constexpr int kMostPixels = 8;  // whose sums leave registers for the rest
 
 // Some pixels of one row of the result, one block of channels.
@@ -44,7 +44,7 @@ template <bool kPaired, int kStride, int kPixels>
                                    _mm256_loadu_ps(weight + 16), _mm256_loadu_ps(weight + 24)};
         weight += 4 * kWidth;
 #pragma GCC unroll 8
-        for (int p = 0; p < kPixels; ++p) {
+        for (int64_t p = 0; p < kPixels; ++p) {
           const auto both = _mm256_loadu_ps(source + p * kStride * kWidth);
           sums[p] = _mm256_fmadd_ps(_mm256_permute_ps(both, 0x00), factors[0], sums[p]);
           sums[p] = _mm256_fmadd_ps(_mm256_permute_ps(both, 0x55), factors[1], sums[p]);
@@ -53,10 +53,10 @@ template <bool kPaired, int kStride, int kPixels>
         }
       } else {
 #pragma GCC unroll 8
-        for (int i = 0; i < kWidth; ++i, weight += kWidth) {
+        for (int64_t i = 0; i < kWidth; ++i, weight += kWidth) {
           const auto factors = _mm256_loadu_ps(weight);
 #pragma GCC unroll 8
-          for (int p = 0; p < kPixels; ++p) {
+          for (int64_t p = 0; p < kPixels; ++p) {
             const auto number = _mm256_broadcast_ss(source + p * kStride * kWidth + i);
             sums[p] = _mm256_fmadd_ps(number, factors, sums[p]);
           }
@@ -65,7 +65,7 @@ template <bool kPaired, int kStride, int kPixels>
     }
   }
 #pragma GCC unroll 8
-  for (int p = 0; p < kPixels; ++p) {
+  for (int64_t p = 0; p < kPixels; ++p) {
     // In this order NaN stays NaN.
     const auto sum = c.relu ? _mm256_max_ps(_mm256_setzero_ps(), sums[p]) : sums[p];
     _mm256_storeu_ps(tile.result + p * tile.result_pixel, sum);
