@@ -9,6 +9,8 @@
 Importing changes nothing but what those switches act on: no graph is fused before one is used.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from llga_fuser._check import check_versions
 
 check_versions()
@@ -23,7 +25,6 @@ from llga_fuser._cache import (  # noqa: E402
 from llga_fuser._compile import compile  # noqa: A004, E402
 from llga_fuser._config import show_config  # noqa: E402
 from llga_fuser._fpmath import fpmath_mode, set_fpmath_mode  # noqa: E402
-from llga_fuser._quantize import QuantizationConfig, from_pt2e, quantize  # noqa: E402
 from llga_fuser._report import (  # noqa: E402
     Report,
     ReportDiff,
@@ -33,7 +34,24 @@ from llga_fuser._report import (  # noqa: E402
 from llga_fuser._switch import enable, fusion, install_switches, is_enabled  # noqa: E402
 from llga_fuser._version import __version__  # noqa: E402
 
+if TYPE_CHECKING:
+    from llga_fuser._quantize import QuantizationConfig, from_pt2e, quantize
+
 install_switches()
+
+
+def __getattr__(name: str) -> Any:
+    # They need torch.ao, which takes time to import and registers operators.
+    if name in ("QuantizationConfig", "from_pt2e", "quantize"):
+        from llga_fuser import _quantize
+
+        return globals().setdefault(name, getattr(_quantize, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "CacheInfo",

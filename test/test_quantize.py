@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import io
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -897,3 +898,31 @@ def test_importing_needs_no_torchao() -> None:
     assert source is not None and source.origin is not None
     with open(source.origin, encoding="utf-8") as file:
         assert not re.search(r"^\s*(from|import) torchao", file.read(), re.MULTILINE)
+
+
+BUILTINS = """
+import torch, llga_fuser
+
+def known():
+    table = torch.jit._builtins._get_builtin_table()
+    return {key: name for key, name in table.items() if name.startswith("quantized_decomposed")}
+
+assert not known(), known()
+assert "quantize" in dir(llga_fuser)
+llga_fuser.quantize
+packets = torch.ops.quantized_decomposed
+for key, name in known().items():
+    assert key == id(getattr(packets, name.split("::")[1])._op), name
+print(len(known()))
+"""
+
+
+def test_no_builtin_function_is_left_behind() -> None:
+    """Importing defines no operators; torch.ao's leave none of their replaced functions behind.
+
+    TorchScript knows builtin functions by their id: with a stale one, scripting failed by chance.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", BUILTINS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
