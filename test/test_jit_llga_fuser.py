@@ -2503,7 +2503,6 @@ def test_permuted_operand(shape: Shape, order: Sequence[int]) -> None:
 def test_packed_weights() -> None:
     """Packed once for all shapes, counted, and given back."""
     gc.collect()
-    gc.collect()
     llga_fuser.clear_cache()
     others = llga_fuser.cache_info().packed_bytes  # of modules that have released their plain copy
 

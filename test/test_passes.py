@@ -348,28 +348,6 @@ def test_normalize_multihead_attention() -> None:
     assert expected.shape == x.shape
 
 
-BINARY = """
-graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
-      %y : BFloat16(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
-  %one : int = prim::Constant[value=1]()
-  %1 : Tensor = aten::add(%x, %y, %one)
-  return (%1)
-"""
-
-
-# ------------------------------------------------------------------------------ prepare_quantized
-
-QUANTIZED = """
-          %s : float = prim::Constant[value=0.5]()
-          %z : int = prim::Constant[value=3]()
-          %u8 : int = prim::Constant[value=13]()
-          %none : NoneType = prim::Constant()
-          %zero : int = prim::Constant[value=0]()
-          %one : int = prim::Constant[value=1]()
-          %size : int[] = prim::Constant[value=[2, 6]]()
-"""
-
-
 def test_drop_casts_of_known() -> None:
     """The first cast fixes the type; the second has nothing to do, the third (fp32 input) has."""
     graph = after(
@@ -577,6 +555,28 @@ def test_drop_casts_numbers() -> None:
         result = torch._C._create_function_from_graph("chain", graph)(x, w)
     assert result.dtype == expected.dtype
     assert torch.equal(result, expected)
+
+
+BINARY = """
+graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
+      %y : BFloat16(2, 3, strides=[3, 1], requires_grad=0, device=cpu)):
+  %one : int = prim::Constant[value=1]()
+  %1 : Tensor = aten::add(%x, %y, %one)
+  return (%1)
+"""
+
+
+# ------------------------------------------------------------------------------ prepare_quantized
+
+QUANTIZED = """
+          %s : float = prim::Constant[value=0.5]()
+          %z : int = prim::Constant[value=3]()
+          %u8 : int = prim::Constant[value=13]()
+          %none : NoneType = prim::Constant()
+          %zero : int = prim::Constant[value=0]()
+          %one : int = prim::Constant[value=1]()
+          %size : int[] = prim::Constant[value=[2, 6]]()
+"""
 
 
 def test_prepare_quantized_finds_parameters() -> None:
