@@ -110,6 +110,27 @@ def test_kernels_are_onednns(report: llga_fuser.Report) -> None:
     assert {"wei", "dst"} <= set(first.main.layouts)
 
 
+def test_own_kernels_are_named() -> None:
+    x = torch.rand(1, 8, 6, 6).to(memory_format=torch.channels_last)
+    grouped = net("F.relu(self.c(x))", c=nn.Conv2d(8, 8, 3, groups=2))
+    (group,) = llga_fuser.report(grouped, x, rounds=1).groups
+    assert group.main is not None
+    assert group.main.kind == "convolution"
+    own = llga_fuser._C.runtime_info()["isa"] in {"avx2", "avx2_vnni"}
+    assert group.main.implementation.startswith("llga_") == own
+
+    joined = net(
+        "self.b(torch.cat([F.relu(self.c(x)), self.d(x)], 1))",
+        b=nn.BatchNorm2d(16),
+        c=nn.Conv2d(8, 8, 1),
+        d=nn.Conv2d(8, 8, 3, padding=1),
+    )
+    *_, group = llga_fuser.report(joined, x, rounds=1).groups
+    (primitive,) = group.primitives
+    assert (primitive.kind, primitive.implementation) == ("concat", "llga_affine")
+    assert primitive.isa != "any" and not primitive.layouts and not primitive.problem
+
+
 def test_outside_has_the_exact_reasons() -> None:
     pool = net("F.adaptive_avg_pool2d(x, 3) + F.gelu(y, approximate='tanh')", "x, y")
     found = llga_fuser.report(pool, torch.rand(1, 2, 7, 7), torch.rand(1, 2, 3, 3), rounds=1)
@@ -723,6 +744,19 @@ def test_verbose_lines(version: str) -> None:
     assert (primitive.isa, primitive.problem) == ("avx2", "mb1_ic8")
     assert primitive.layouts == {"src": "f32 acdb", "wei": "f32 Acdb16a", "dst": "f32 acdb"}
     assert others.splitlines() == ["somebody else's"] * 2
+
+
+def test_own_kernels_come_behind_onednns() -> None:
+    own = "llga_fuser,exec,concat,llga_affine\nllga_fuser,exec,convolution,llga_grouped:avx2"
+    text = f"llga_fuser,begin,7\n{LINES['3.7']}\n{own}\nllga_fuser,end\n"
+    ((_, primitives),), others = verbose.parse(text)
+    assert [p.implementation for p in primitives] == [
+        "brgconv:avx2",
+        "llga_affine",
+        "llga_grouped:avx2",
+    ]
+    assert primitives[2].isa == "avx2"
+    assert not others
 
 
 @pytest.mark.parametrize(

@@ -91,15 +91,17 @@ class Op:
 
 @dataclass(frozen=True)
 class Primitive:
-    """One kernel that oneDNN ran for a group.
+    """One kernel that ran for a group: oneDNN's, or one of the fuser's own.
 
     Attributes:
         kind: "convolution", "matmul", "reorder", ...
-        implementation: oneDNN's name of it, "brgconv:avx512_core_amx".
+        implementation: oneDNN's name of it, "brgconv:avx512_core_amx"; the fuser's own begin with
+            "llga_".
         isa: the instruction set in that name; where it names none, the one that oneDNN may use at
             most; "any" for reference code.
-        layouts: of its operands, as oneDNN calls them: {"src": "f32 acdb", "wei": "f32 Acdb16a"}.
-        problem: sizes, in oneDNN's spelling.
+        layouts: of its operands, as oneDNN calls them: {"src": "f32 acdb", "wei": "f32 Acdb16a"};
+            empty for the fuser's own.
+        problem: sizes, in oneDNN's spelling; "" for the fuser's own.
     """
 
     kind: str
@@ -306,7 +308,8 @@ class Group:
         ops: the operators in it.
         inputs: what it reads, in the first call after the warm-up.
         outputs: what it returns there.
-        primitives: the kernels oneDNN ran, reorders included; empty if it fell back.
+        primitives: the kernels that ran, reorders included, the fuser's own behind oneDNN's; empty
+            if it fell back.
         partitions: oneDNN's pieces, one as a rule.
         calls: in one call of the model.
         seconds: per call of the model, the median of the rounds.

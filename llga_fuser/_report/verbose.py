@@ -1,4 +1,4 @@
-"""What oneDNN says about the kernels it runs (ONEDNN_VERBOSE), from 3.2 on."""
+"""What oneDNN (ONEDNN_VERBOSE, from 3.2 on) and the fuser say about the kernels they run."""
 
 from __future__ import annotations
 
@@ -70,12 +70,17 @@ def _primitive(line: str) -> Primitive | None:
     )
 
 
+def _own_primitive(line: str) -> Primitive:
+    kind, implementation = line.split(",")[2:]
+    return Primitive(kind, implementation, _isa(implementation), layouts={}, problem="")
+
+
 def parse(text: str) -> tuple[list[tuple[int, list[Primitive]]], str]:
     """What ran between the lines that mark where a group begins and ends.
 
     Returns:
-        (kernel id of the group, its kernels) in the order of execution; and the lines that are
-        somebody else's.
+        (kernel id of the group, its kernels) in the order of execution, the fuser's own behind
+        oneDNN's; and the lines that are somebody else's.
     """
     executions: list[tuple[int, list[Primitive]]] = []
     inside = False
@@ -84,6 +89,8 @@ def parse(text: str) -> tuple[list[tuple[int, list[Primitive]]], str]:
         if line.startswith("llga_fuser,begin,"):
             executions.append((int(line.split(",")[2]), []))
             inside = True
+        elif line.startswith("llga_fuser,exec,"):
+            executions[-1][1].append(_own_primitive(line))
         elif line.startswith("llga_fuser,end"):
             inside = False
         elif line.startswith("onednn_verbose"):

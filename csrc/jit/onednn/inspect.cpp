@@ -208,7 +208,7 @@ std::unique_ptr<at::ObserverContext> onStart(const at::RecordFunction& fn) {
         std::printf("llga_fuser,begin,%llu\n",
                     static_cast<unsigned long long>(context->event.kernel));
         std::fflush(stdout);
-        break;
+        [[fallthrough]];
       case ObserveMode::describe:
         context->inputs.assign(fn.inputs().begin(), fn.inputs().end());
         break;
@@ -251,6 +251,20 @@ void describe(Context& context, const at::RecordFunction& fn) {
   }
 }
 
+// oneDNN has told of its kernels.
+void announceEnd(const Context& context) {
+  if (const auto plan = executing->kernel->planFor(context.inputs)) {
+    for (const auto& step : plan->steps) {
+      if (step.kernel.run) {
+        std::printf("llga_fuser,exec,%s,%s\n", step.kernel.kind.c_str(),
+                    step.kernel.implementation.c_str());
+      }
+    }
+  }
+  std::printf("llga_fuser,end\n");
+  std::fflush(stdout);
+}
+
 void onEnd(const at::RecordFunction& fn, at::ObserverContext* base) {
   auto& context = *static_cast<Context*>(base);
   auto& event = context.event;
@@ -261,8 +275,7 @@ void onEnd(const at::RecordFunction& fn, at::ObserverContext* base) {
     event.fell_back = executing->fell_back;
     event.fallback_reason = executing->fallback_reason;
     if (state.mode == ObserveMode::announce) {
-      std::printf("llga_fuser,end\n");
-      std::fflush(stdout);
+      announceEnd(context);
     } else if (state.mode == ObserveMode::describe) {
       const at::DisableRecordFunctionGuard unseen;
       describe(context, fn);
@@ -301,7 +314,7 @@ void startObserving(ObserveMode mode, uint64_t kernel, size_t call) {
   state.calls_seen = 0;
   state.events.clear();
   depth = 0;
-  const bool values = mode == ObserveMode::describe || mode == ObserveMode::record;
+  const bool values = mode != ObserveMode::time;
   state.handle = at::addThreadLocalCallback(at::RecordFunctionCallback(&onStart, &onEnd)
                                                 .needsInputs(values)
                                                 .needsOutputs(values)

@@ -73,7 +73,8 @@ struct Event {
 enum class ObserveMode {
   time,      // names and times
   describe,  // of each group its inputs and outputs, and its partitions
-  announce,  // writes a line to standard output where a group begins and ends
+  announce,  // writes to standard output where a group begins and ends, and which kernels of ours
+             // ran
   record,    // copies of one group's inputs and outputs
 };
 

@@ -113,6 +113,26 @@ bool isProduct(const Node* node) {
   }
 }
 
+bool isBinary(const Node* node) {
+  using namespace torch::jit;
+  switch (node->kind()) {
+    case aten::add:
+    case aten::sub:
+    case aten::rsub:
+    case aten::mul:
+    case aten::div:
+    case aten::maximum:
+    case aten::minimum:
+      break;
+    default:
+      return false;
+  }
+  return node->inputs().size() >= 2 && node->outputs().size() == 1 && isTensor(node->input(0)) &&
+         isTensor(node->output()) &&
+         // div with a rounding mode is another function
+         !(node->kind() == aten::div && node->inputs().size() > 2);
+}
+
 void setDtype(Value* value, at::ScalarType dtype) {
   auto type = value->type()->cast<c10::TensorType>();
   value->setType((type ? type : c10::TensorType::get())->withScalarType(dtype));

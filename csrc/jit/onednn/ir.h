@@ -58,6 +58,10 @@ bool isShapeArithmetic(const Node* node);
 // True for convolutions and matrix products.
 bool isProduct(const Node* node);
 
+// True for arithmetic on tensors that promotes the data types of its two operands; the second may
+// be a number.
+bool isBinary(const Node* node);
+
 // True if `value` is a tensor (of any refinement).
 inline bool isTensor(const Value* value) {
   return value->type()->isSubtypeOf(*c10::TensorType::get());

@@ -475,7 +475,7 @@ std::shared_ptr<const Description> FusionKernel::describe(
     request.owned_inputs.push_back(owned_[i] != 0);
     eager.push_back(std::move(value));
   }
-  if (const auto plan = find(environment(), inputs)) {
+  if (const auto plan = planFor(inputs)) {
     request.binaries_apart = plan->binaries_apart;
   }
   recordRun(*subgraph_, std::move(eager), facts);

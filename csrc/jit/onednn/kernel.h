@@ -77,6 +77,10 @@ class FusionKernel final : public PlanOwner {
   // Throws CompileError where it can't take them, and what the subgraph throws.
   std::shared_ptr<const Description> describe(c10::ArrayRef<c10::IValue> inputs,
                                               const std::vector<Shape>& output_strides);
+  // What a call with these inputs executes; nullptr if nothing is ready for them.
+  std::shared_ptr<const Plan> planFor(c10::ArrayRef<c10::IValue> inputs) {
+    return find(environment(), inputs);
+  }
 
   // `watch` belongs to an executor that runs this kernel.
   void dropPlansWith(const std::shared_ptr<const ModuleWatch>& watch);

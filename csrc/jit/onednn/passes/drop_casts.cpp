@@ -62,21 +62,6 @@ bool widens(const Node* node) {
   return node->kind() == fullPrecisionKind() && isTrue(node->input(2));
 }
 
-// Of the ops that promote their two operands.
-bool isBinary(const Node* node) {
-  switch (node->kind()) {
-    case aten::add:
-    case aten::sub:
-    case aten::mul:
-    case aten::div:
-    case aten::maximum:
-    case aten::minimum:
-      return isTensor(node->output());
-    default:
-      return false;
-  }
-}
-
 // What a trace writes for a number (or one): it does not change the other operand's data type, or
 // makes it one that autocast leaves alone.
 bool isNumber(const Value* value) {

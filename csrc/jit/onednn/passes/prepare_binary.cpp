@@ -22,25 +22,6 @@ namespace {
 using torch::jit::WithInsertPoint;
 namespace aten = torch::jit::aten;
 
-bool isBinary(const Node* node) {
-  switch (node->kind()) {
-    case aten::add:
-    case aten::sub:
-    case aten::rsub:
-    case aten::mul:
-    case aten::div:
-    case aten::maximum:
-    case aten::minimum:
-      break;
-    default:
-      return false;
-  }
-  return node->inputs().size() >= 2 && isTensor(node->input(0)) && isTensor(node->input(1)) &&
-         node->outputs().size() == 1 && isTensor(node->output()) &&
-         // div with a rounding mode is another function
-         !(node->kind() == aten::div && node->inputs().size() > 2);
-}
-
 std::optional<at::Scalar> constantNumber(const Value* value) {
   const auto known = torch::jit::toIValue(value);
   if (!known || !known->isTensor() || !known->toTensor().defined() ||
@@ -157,7 +138,7 @@ void visit(Block* block, const Facts& facts) {
     for (auto* nested : node->blocks()) {
       visit(nested, facts);
     }
-    if (!isBinary(node)) {
+    if (!isBinary(node) || !isTensor(node->input(1))) {
       continue;
     }
     dropExpand(node, facts);

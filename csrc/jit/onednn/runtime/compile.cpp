@@ -81,8 +81,9 @@ class PlanCompiler {
     const bool own = ownKernels();
     if (!own || !concatAffine()) {
       for (const auto& partition : partitions()) {
-        if (!own || !groupedConvolution(partition)) {
-          compile(partition);
+        const auto ops = opsOf(partition);
+        if (!own || !groupedConvolution(ops)) {
+          compile(partition, ops);
         }
       }
     }
@@ -119,11 +120,8 @@ class PlanCompiler {
         ports.emplace(id, layout);
         layouts_.insert_or_assign(id, layout);
       }
-      const auto members = partition.get_ops();
-      for (const auto& spec : lowered_.ops) {
-        if (std::find(members.begin(), members.end(), spec.id()) != members.end()) {
-          part.ops.push_back(describeOp(spec, ports));
-        }
+      for (const auto* spec : opsOf(partition)) {
+        part.ops.push_back(describeOp(*spec, ports));
       }
       for (const auto id : part.inputs) {
         if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
@@ -137,6 +135,8 @@ class PlanCompiler {
   }
 
  private:
+  using Ops = std::vector<const OpSpec*>;
+
   static Description::Op describeOp(const OpSpec& spec,
                                     const std::unordered_map<size_t, Layout>& ports) {
     auto tensors = [&](const std::vector<Operand>& operands) {
@@ -241,6 +241,18 @@ class PlanCompiler {
     return inOrder(std::move(found));
   }
 
+  // In the order of the subgraph.
+  Ops opsOf(const dnnl::graph::partition& partition) const {
+    const auto members = partition.get_ops();
+    Ops ops;
+    for (const auto& op : lowered_.ops) {
+      if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
+        ops.push_back(&op);
+      }
+    }
+    return ops;
+  }
+
   // Values that are not fused to the binary op that reads them.
   std::unordered_set<size_t> cuts() const {
     std::unordered_map<size_t, const Operand*> computed;
@@ -305,14 +317,14 @@ class PlanCompiler {
     return ordered;
   }
 
-  void compile(const dnnl::graph::partition& partition) {
+  void compile(const dnnl::graph::partition& partition, const Ops& ops) {
     std::vector<Layout> inputs;
     std::vector<Layout> outputs;
     std::unordered_map<size_t, Slot> copies;
     for (const auto& port : partition.get_input_ports()) {
       const auto id = port.get_id();
       inputs.push_back(inputLayout(id));
-      if (needsRowMajor(partition, inputs.back())) {
+      if (needsRowMajor(ops, inputs.back())) {
         std::tie(copies[id], inputs.back()) = rowMajor(inputs.back());
       }
     }
@@ -349,65 +361,69 @@ class PlanCompiler {
     plan_->steps.push_back(std::move(step));
   }
 
-  // A convolution in small groups, and maybe ReLU, over channels-last images: by a kernel of our
-  // own where oneDNN's is slow. False if the partition or its data is anything else.
-  bool groupedConvolution(const dnnl::graph::partition& partition) {
-    std::vector<const OpSpec*> ops;
-    const auto members = partition.get_ops();
-    for (const auto& op : lowered_.ops) {
-      if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
-        ops.push_back(&op);
-      }
-    }
+  // A convolution in small groups, and maybe ReLU, over channels-last images, where oneDNN is slow;
+  // nothing for other partitions and data.
+  std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops) const {
     const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
     if (!usesAvxGemm() || ops.size() != (relu ? 2 : 1) || ops[0]->kind() != OpKind::Convolution) {
-      return false;
+      return std::nullopt;
     }
     const auto& inputs = ops[0]->inputs();  // data, weight, and maybe bias
+    const auto& data = inputs[0];
+    const auto& weight = inputs[1];
     const auto& result = ops.back()->outputs()[0];
-    if (!inputs[0].sizes || inputs[0].sizes->size() != 4 || !result.sizes ||
-        result.dtype != at::kFloat ||
-        std::any_of(inputs.begin(), inputs.end(),
-                    [](const Operand& input) { return input.dtype != at::kFloat; }) ||
+    const bool parameters_change =
         std::any_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
-          return !lowered_.operands.at(input.id).constant;
-        })) {
-      return false;
+          return input.dtype != at::kFloat || !lowered_.operands.at(input.id).constant;
+        });
+    if (parameters_change || data.dtype != at::kFloat || result.dtype != at::kFloat ||
+        !data.sizes || data.sizes->size() != 4 || !weight.sizes || !result.sizes ||
+        (*weight.sizes)[0] != (*data.sizes)[1]) {
+      return std::nullopt;
     }
     auto pair = [](const Shape& values) {
       return GroupedConvolution::Pair{values.end()[-2], values.end()[-1]};
     };
-    const auto& sizes = *inputs[0].sizes;
-    const auto weight = constantTensor(inputs[1].id).contiguous();
     const auto groups = ops[0]->get_attr<int64_t>(Attr::groups);
-    const GroupedConvolution kernel{sizes[0],
-                                    pair(sizes),
+    const GroupedConvolution kernel{(*data.sizes)[0],
+                                    pair(*data.sizes),
                                     pair(*result.sizes),
-                                    pair(weight.sizes().vec()),
+                                    pair(*weight.sizes),
                                     pair(ops[0]->get_attr<Shape>(Attr::strides)),
                                     pair(ops[0]->get_attr<Shape>(Attr::dilations)),
                                     pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
                                     groups,
-                                    sizes[1] / groups,
+                                    (*data.sizes)[1] / groups,
                                     relu};
-    const auto strides = channelsLastStrides(*result.sizes);
-    const auto data = inputLayout(inputs[0].id);
     const auto outer = outputLayout(result.id);
-    if (weight.size(0) != sizes[1] || !isSlowInOneDnn(kernel) || !kernel.isSupported() ||
-        data.get_strides() != channelsLastStrides(sizes) ||
-        (outer.get_layout_type() != LayoutType::any && outer.get_strides() != strides) ||
-        // in the padding, they make NaN of zeros
-        !weight.isfinite().all().item<bool>()) {
+    const bool channels_last =
+        inputLayout(data.id).get_strides() == channelsLastStrides(*data.sizes) &&
+        (outer.get_layout_type() == LayoutType::any ||
+         outer.get_strides() == channelsLastStrides(*result.sizes));
+    return channels_last && isSlowInOneDnn(kernel) && kernel.isSupported() ? std::optional(kernel)
+                                                                           : std::nullopt;
+  }
+
+  // A step for such a partition, by a kernel of our own. False if it is none.
+  bool groupedConvolution(const Ops& ops) {
+    const auto kernel = slowGroupedConvolution(ops);
+    if (!kernel) {
+      return false;
+    }
+    const auto& inputs = ops[0]->inputs();
+    const auto& result = ops.back()->outputs()[0];
+    const auto weight = constantTensor(inputs[1].id).contiguous();
+    if (!weight.isfinite().all().item<bool>()) {  // in the padding, the others make NaN of zeros
       return false;
     }
     Plan::Step step;
-    step.inputs.emplace_back(*knownSlot(inputs[0].id), data);
-    const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel.weightSizes(),
-                                              kernel.weightStrides(), Property::constant);
+    step.inputs.emplace_back(*knownSlot(inputs[0].id), inputLayout(inputs[0].id));
+    const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel->weightSizes(),
+                                              kernel->weightStrides(), Property::constant);
     if (const auto releasable = findReleasable(weight)) {
       releasable->pin();
     }
-    auto packed = packWeight(weight.view(kernel.weightSizes()), packed_layout, Placement::aligned);
+    auto packed = packWeight(weight.view(kernel->weightSizes()), packed_layout, Placement::aligned);
     step.inputs.emplace_back(constantSlot(packed->data()), packed_layout);
     plan_->packed.push_back(std::move(packed));
     const bool bias = inputs.size() == 3;
@@ -415,13 +431,17 @@ class PlanCompiler {
       step.inputs.emplace_back(keep(constantTensor(inputs[2].id).contiguous()),
                                inputLayout(inputs[2].id));
     }
-    const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
+    const auto layout =
+        strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes));
     layouts_.insert_or_assign(result.id, layout);
     step.outputs.emplace_back(resultSlot(result.id, layout), layout);
-    step.kernel = [kernel, bias](auto from, auto to) {
-      kernel.run(static_cast<const float*>(from[0]), static_cast<const float*>(from[1]),
-                 bias ? static_cast<const float*>(from[2]) : nullptr, static_cast<float*>(to[0]));
-    };
+    step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
+                     kernel.run(static_cast<const float*>(from[0]),
+                                static_cast<const float*>(from[1]),
+                                bias ? static_cast<const float*>(from[2]) : nullptr,
+                                static_cast<float*>(to[0]));
+                   },
+                   "convolution", "llga_grouped:avx2"};
     plan_->steps.push_back(std::move(step));
     return true;
   }
@@ -475,9 +495,8 @@ class PlanCompiler {
     const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
     layouts_.insert_or_assign(result.id, layout);
     step.outputs.emplace_back(resultSlot(result.id, layout), layout);
-    step.kernel = [kernel = std::move(kernel)](auto inputs, auto outputs) {
-      kernel.run(inputs, outputs[0]);
-    };
+    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
+                   "concat", "llga_affine"};
     plan_->steps.push_back(std::move(step));
     return true;
   }
@@ -507,7 +526,7 @@ class PlanCompiler {
   // beside its own: oneDNN 3.7 adds it to a matrix product as if it were row-major. The data of a
   // layer norm or of a reduction, and without AVX-512 a factor whose matrices do not lie one behind
   // the other: reference kernels take them, at a hundred times the cost of a copy.
-  bool needsRowMajor(const dnnl::graph::partition& partition, const Layout& layout) const {
+  static bool needsRowMajor(const Ops& ops, const Layout& layout) {
     if (layout.get_layout_type() != LayoutType::strided) {
       return false;
     }
@@ -520,23 +539,19 @@ class PlanCompiler {
     bool slow = false;
     bool product = false;
     const auto id = layout.get_id();
-    const auto members = partition.get_ops();
-    for (const auto& op : lowered_.ops) {
-      if (std::find(members.begin(), members.end(), op.id()) == members.end()) {
-        continue;
-      }
-      const auto& inputs = op.inputs();
+    for (const auto* op : ops) {
+      const auto kind = op->kind();
+      const auto& inputs = op->inputs();
       const bool reads = std::any_of(inputs.begin(), inputs.end(),
                                      [&](const Operand& input) { return input.id == id; });
-      product = product || op.kind() == OpKind::MatMul;
-      operand = operand || (reads && isBinary(op.kind()));
-      slow =
-          slow ||
-          (inputs.front().id == id && (op.kind() == OpKind::LayerNorm || isReduction(op.kind()))) ||
-          (reads && op.kind() == OpKind::MatMul && usesAvxGemm() && !holdsMatrices(sizes, strides));
+      product = product || kind == OpKind::MatMul;
+      operand = operand || (reads && isBinary(kind));
+      slow = slow ||
+             (inputs.front().id == id && (kind == OpKind::LayerNorm || isReduction(kind))) ||
+             (reads && kind == OpKind::MatMul && usesAvxGemm() && !holdsMatrices(sizes, strides));
     }
     const bool image = !product && strides == channelsLastStrides(sizes);
-    return slow || (operand && !image && members.size() > 1);
+    return slow || (operand && !image && ops.size() > 1);
   }
 
   // Matrices one behind the other, each by rows or by columns.

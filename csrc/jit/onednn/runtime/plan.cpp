@@ -55,7 +55,7 @@ std::unique_ptr<Plan::Arguments> Plan::makeArguments() const {
   };
   for (const auto& step : steps) {
     auto& call = arguments->calls.emplace_back();
-    if (!step.kernel) {
+    if (!step.kernel.run) {
       add(step.inputs, call.inputs);
       add(step.outputs, call.outputs);
     }
@@ -111,7 +111,7 @@ void runKernel(const Plan::Step& step, const DataAt& dataAt) {
   for (const auto& [slot, layout] : step.outputs) {
     to.push_back(dataAt(slot));
   }
-  step.kernel(from, to);
+  step.kernel.run(from, to);
 }
 
 // Inputs are only read (an in-place output has its own slot), so a copy-on-write storage stays
@@ -156,7 +156,7 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
   }
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto& call = arguments->calls[i];
-    if (steps[i].kernel) {
+    if (steps[i].kernel.run) {
       runKernel(steps[i], dataAt);
       continue;
     }

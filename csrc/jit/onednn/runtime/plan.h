@@ -40,12 +40,18 @@ struct OutputSpec {
 
 class Plan {
  public:
-  // Data of a step's inputs, and where its outputs go.
-  using Kernel = std::function<void(c10::ArrayRef<const void*>, c10::ArrayRef<void*>)>;
+  // One of our own.
+  struct Kernel {
+    // Data of a step's inputs, and where its outputs go.
+    std::function<void(c10::ArrayRef<const void*>, c10::ArrayRef<void*>)> run;
+    // For reports, like those of oneDNN's primitives.
+    std::string kind;
+    std::string implementation;
+  };
 
   struct Step {
     dnnl::graph::compiled_partition compiled;
-    Kernel kernel;  // if set, runs in the place of a compiled partition
+    Kernel kernel;  // if it can run, it does so in the place of the compiled partition
     std::vector<std::pair<Slot, Layout>> inputs;
     std::vector<std::pair<Slot, Layout>> outputs;
   };
