@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <span>
 
 #include "jit/onednn/inspect.h"
 #include "jit/onednn/module_watch.h"
@@ -92,6 +93,23 @@ std::string unsupported(const at::Tensor& tensor) {
   }
   if (tensor.numel() == 0) {
     return "input without elements";
+  }
+  return "";
+}
+
+// Strides of 0, overlaps, gaps: oneDNN gets a dense copy. Gaps alone it could take, but one copy is
+// cheaper than its reference kernels. Returns "", or why no plan takes these inputs.
+std::string makeDense(std::span<IValue> inputs) {
+  for (auto& value : inputs) {
+    if (!value.isTensor()) {
+      continue;
+    }
+    if (auto reason = unsupported(value.toTensor()); !reason.empty()) {
+      return reason;
+    }
+    if (!value.toTensor().is_non_overlapping_and_dense()) {
+      value = value.toTensor().contiguous();
+    }
   }
   return "";
 }
@@ -321,25 +339,14 @@ void FusionKernel::runObserved(Stack& stack, at::StepCallbacks&& callbacks) {
 }
 
 void FusionKernel::runSlow(Stack& stack) {
-  auto inputs = torch::jit::last(stack, input_count_);
+  const auto inputs = torch::jit::last(stack, input_count_);
   if (c10::GradMode::is_enabled() && wantsGradient(inputs)) {
     return fallBack(stack, "a gradient is wanted");
   }
-  for (const auto i : c10::irange(input_count_)) {
-    auto& value = stack[stack.size() - input_count_ + i];
-    if (!value.isTensor()) {
-      continue;
-    }
-    if (const auto reason = unsupported(value.toTensor()); !reason.empty()) {
-      return fallBack(stack, reason);
-    }
-    if (!value.toTensor().is_non_overlapping_and_dense()) {
-      // Strides of 0, overlaps, gaps: oneDNN gets a dense copy. Gaps alone it could take, but one
-      // copy is cheaper than its reference kernels.
-      value = value.toTensor().contiguous();
-    }
+  if (const auto reason = makeDense({stack.data() + stack.size() - input_count_, input_count_});
+      !reason.empty()) {
+    return fallBack(stack, reason);
   }
-  inputs = torch::jit::last(stack, input_count_);
   if (holdsNonFinite(inputs)) {
     return fallBack(stack, "an input holds NaN or an infinity", /*taint=*/true);
   }
@@ -389,6 +396,31 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
   return entry;
 }
 
+Stack FusionKernel::allAsInEager(ArrayRef<IValue> inputs) const {
+  Stack stack;
+  for (const auto i : c10::irange(inputs.size())) {
+    stack.push_back(inputs[i].isTensor() ? IValue(asInEager(inputs[i].toTensor(), owned_[i]))
+                                         : inputs[i]);
+  }
+  return stack;
+}
+
+CompileRequest FusionKernel::requestFor(ArrayRef<IValue> inputs, const Facts& facts,
+                                        const Environment& environment) const {
+  CompileRequest request{subgraph_.get(),
+                         &facts,
+                         {},
+                         {},
+                         any_layout_,
+                         static_cast<dnnl::fpmath_mode>(environment.fpmath_mode)};
+  for (const auto i : c10::irange(inputs.size())) {
+    request.input_strides.push_back(inputs[i].isTensor() ? inputs[i].toTensor().strides().vec()
+                                                         : Shape{});
+    request.owned_inputs.push_back(owned_[i] != 0);
+  }
+  return request;
+}
+
 void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   const auto start = std::chrono::steady_clock::now();
   PlanCache::instance().missed();
@@ -401,34 +433,15 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     RECORD_FUNCTION("llga::compile " + name_, ArrayRef<const IValue>{});
     const WeightsInUse present(weights_);
     RecordedFacts facts;
-    const auto as_in_eager = [&] {
-      Stack stack;
-      for (const auto i : c10::irange(inputs.size())) {
-        stack.push_back(inputs[i].isTensor() ? IValue(asInEager(inputs[i].toTensor(), owned_[i]))
-                                             : inputs[i]);
-      }
-      return stack;
-    };
     const auto before = std::chrono::steady_clock::now();
-    recordRun(*subgraph_, as_in_eager(), facts);
+    recordRun(*subgraph_, allAsInEager(inputs), facts);
     const std::chrono::duration<double> recorded = std::chrono::steady_clock::now() - before;
-
-    CompileRequest request{subgraph_.get(),
-                           &facts,
-                           {},
-                           {},
-                           any_layout_,
-                           static_cast<dnnl::fpmath_mode>(entry.environment.fpmath_mode)};
-    for (const auto i : c10::irange(inputs.size())) {
-      const auto& signature = entry.inputs[i];
-      request.input_strides.push_back(signature.strides);
-      request.owned_inputs.push_back(owned_[i] != 0);
-    }
     const auto interpret = [&] {
-      auto stack = as_in_eager();
+      auto stack = allAsInEager(inputs);
       torch::jit::InterpreterState(fallbackCode()).run(stack);
     };
-    plan = compileChecked(request, inputs.vec(), interpret, recorded.count());
+    plan = compileChecked(requestFor(inputs, facts, entry.environment), inputs.vec(), interpret,
+                          recorded.count());
   } catch (const CompileError& error) {
     reason = error.reason;
   } catch (const std::exception& error) {
@@ -446,39 +459,24 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   PlanCache::instance().compiled(elapsed.count());
 }
 
+std::shared_ptr<const Plan> FusionKernel::planFor(ArrayRef<IValue> inputs) {
+  auto dense = inputs.vec();
+  return makeDense(dense).empty() ? find(environment(), dense) : nullptr;
+}
+
 std::shared_ptr<const Description> FusionKernel::describe(
     ArrayRef<IValue> inputs, const std::vector<Shape>& output_strides) {
   const WeightsInUse present(weights_);
-  RecordedFacts facts;
-  CompileRequest request{subgraph_.get(),
-                         &facts,
-                         {},
-                         {},
-                         any_layout_,
-                         static_cast<dnnl::fpmath_mode>(environment().fpmath_mode)};
-  Stack eager;
-  for (const auto i : c10::irange(inputs.size())) {
-    auto value = inputs[i];
-    if (value.isTensor()) {
-      auto tensor = value.toTensor();
-      if (const auto reason = unsupported(tensor); !reason.empty()) {
-        throw CompileError{reason};
-      }
-      if (!tensor.is_non_overlapping_and_dense()) {
-        tensor = tensor.contiguous();
-      }
-      request.input_strides.push_back(tensor.strides().vec());
-      value = asInEager(tensor, owned_[i]);
-    } else {
-      request.input_strides.emplace_back();
-    }
-    request.owned_inputs.push_back(owned_[i] != 0);
-    eager.push_back(std::move(value));
+  auto dense = inputs.vec();
+  if (auto reason = makeDense(dense); !reason.empty()) {
+    throw CompileError{std::move(reason)};
   }
-  if (const auto plan = planFor(inputs)) {
+  RecordedFacts facts;
+  recordRun(*subgraph_, allAsInEager(dense), facts);
+  auto request = requestFor(dense, facts, environment());
+  if (const auto plan = find(environment(), dense)) {
     request.binaries_apart = plan->binaries_apart;
   }
-  recordRun(*subgraph_, std::move(eager), facts);
   auto description = describePlan(request, output_strides);
   if (!weights_.empty()) {
     // The memory of a weight may be gone when the constant is asked for.

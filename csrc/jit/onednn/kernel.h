@@ -34,6 +34,7 @@ struct Code;
 
 namespace llga {
 
+struct CompileRequest;
 struct Description;
 class ModuleWatch;
 
@@ -78,9 +79,7 @@ class FusionKernel final : public PlanOwner {
   std::shared_ptr<const Description> describe(c10::ArrayRef<c10::IValue> inputs,
                                               const std::vector<Shape>& output_strides);
   // What a call with these inputs executes; nullptr if nothing is ready for them.
-  std::shared_ptr<const Plan> planFor(c10::ArrayRef<c10::IValue> inputs) {
-    return find(environment(), inputs);
-  }
+  std::shared_ptr<const Plan> planFor(c10::ArrayRef<c10::IValue> inputs);
 
   // `watch` belongs to an executor that runs this kernel.
   void dropPlansWith(const std::shared_ptr<const ModuleWatch>& watch);
@@ -120,6 +119,11 @@ class FusionKernel final : public PlanOwner {
   void runObserved(torch::jit::Stack& stack, at::StepCallbacks&& callbacks);
   void runSlow(torch::jit::Stack& stack);
   EntryPtr claim(const Environment& environment, c10::ArrayRef<c10::IValue> inputs, bool& ours);
+  // Dense inputs as the subgraph gets them in eager.
+  torch::jit::Stack allAsInEager(c10::ArrayRef<c10::IValue> inputs) const;
+  // For dense inputs; `facts` outlive it.
+  CompileRequest requestFor(c10::ArrayRef<c10::IValue> inputs, const Facts& facts,
+                            const Environment& environment) const;
   void compile(Entry& entry, c10::ArrayRef<c10::IValue> inputs);
   // True if an input holds NaN or an infinity that the group's kernels might lose.
   bool holdsNonFinite(c10::ArrayRef<c10::IValue> inputs) const;
