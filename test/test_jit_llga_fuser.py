@@ -1802,6 +1802,65 @@ def test_grouped_convolution(case: str, relu: bool) -> None:
     assert (packed > 0) == (own and isa in {"avx2", "avx2_vnni"})
 
 
+class Applied(NamedTuple):
+    """What an activation is applied to: some code, and whether that takes another pass."""
+
+    code: str
+    size: tuple[int, ...]
+    apart: bool
+    apart_with_two_threads: bool = False
+
+
+APPLIED = {
+    "conv": Applied("self.c(x)", (2, 16, 13, 11), apart=True),
+    "residual": Applied("self.c(x) + x", (1, 16, 17, 19), apart=True),
+    "linear": Applied("self.l(x)", (67, 8), apart=True, apart_with_two_threads=True),
+    "few": Applied("self.c(x)", (1, 16, 5, 7), apart=False),
+    "read twice": Applied("self.c(x)", (2, 16, 13, 11), apart=False),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("function", ["F.silu", "F.gelu", "torch.sigmoid", "torch.tanh", "gate"])
+@pytest.mark.parametrize("case", APPLIED)
+def test_activation_in_place(case: str, function: str, threads: int) -> None:
+    """Large results get their activation from a kernel of our own, without AVX-512."""
+    torch.set_num_threads(threads)
+    applied = APPLIED[case]
+    result = "z * torch.sigmoid(z)" if function == "gate" else f"{function}(z)"
+    result += ", z" if case == "read twice" else ""
+    m = net(f"z = {applied.code}\nreturn {result}", c=one_by_one(16), l=nn.Linear(8, 67)).eval()
+    x = 3 * torch.randn(applied.size)
+    if x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+    check(m, [x], fused="linear" if case == "linear" else "conv")
+    report = llga_fuser.report(m, x, rounds=1)
+    kernels = [p.implementation for g in report.groups for p in g.primitives]
+    apart = applied.apart if threads == 1 else applied.apart_with_two_threads
+    if case == "residual" and function in {"F.silu", "gate"}:
+        apart = False  # in no pattern of oneDNN, so in no group with the sum
+    own = apart and llga_fuser._C.runtime_info()["isa"] in {"avx2", "avx2_vnni"}
+    assert ("llga_activation:avx2" in kernels) == own, kernels
+
+
+@pytest.mark.parametrize("function", ["F.silu", "F.gelu", "torch.sigmoid", "torch.tanh"])
+def test_activation_of_special_values(function: str) -> None:
+    """All of the range, infinities made on the way, small numbers to their last digits."""
+    x = torch.logspace(-30, 38, 16 * 17 * 19).view(1, 17, 19, 16).permute(0, 3, 1, 2)
+    x = torch.cat([x, -x, torch.linspace(-100, 100, x.numel()).view_as(x), torch.zeros_like(x)])
+    m = net(f"{function}(self.c(x))", c=one_by_one(16, weight=16)).eval()
+    expected = m(x)
+    assert expected.isnan().any() == (function in {"F.silu", "F.gelu"})  # infinity times zero
+    check(m, [x], groups=1)
+    with torch.no_grad():
+        fast = llga_fuser.compile(m, x)(x)
+    # Eager's own GELU has no digits left where it is as good as zero.
+    exact = getattr(F, function[2:], None) or getattr(torch, function.partition(".")[2])
+    double = exact(16 * x.double())
+    error = (fast.double() - double).abs() / double.abs().clamp(min=1)
+    assert error[expected.isfinite()].max() < 1e-6
+
+
 @pytest.mark.parametrize("call", ["outside", "inside"])
 @pytest.mark.parametrize("freeze", ["outside", "inside"])
 @pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])

@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/compile.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include <unordered_set>
 
 #include "jit/onednn/ops/op_table.h"
+#include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
@@ -78,11 +80,10 @@ class PlanCompiler {
   std::shared_ptr<const Plan> run() {
     lower();
     indexValues();
-    const bool own = ownKernels();
-    if (!own || !concatAffine()) {
+    if (!concatAffine()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
-        if (!own || !groupedConvolution(ops)) {
+        if (!groupedConvolution(ops) && !activation(ops)) {
           compile(partition, ops);
         }
       }
@@ -115,6 +116,9 @@ class PlanCompiler {
           const auto& operand = lowered_.operands.at(id);
           layout = strided(id, operand.dtype, *operand.sizes, output_strides.at(it->second));
           result.group_outputs.emplace(id, it->second);
+        } else if (const auto* applied = activationOf(id)) {
+          layout = strided(id, at::kFloat, *lowered_.operands.at(id).sizes,
+                           output_strides.at(group_outputs_.at(applied->to)));
         }
         part.outputs.push_back(id);
         ports.emplace(id, layout);
@@ -136,6 +140,14 @@ class PlanCompiler {
 
  private:
   using Ops = std::vector<const OpSpec*>;
+
+  // One that is applied to a result in place, by a kernel of our own.
+  struct InPlaceActivation {
+    Activation activation;
+    Ops ops;
+    size_t from;
+    size_t to;
+  };
 
   static Description::Op describeOp(const OpSpec& spec,
                                     const std::unordered_map<size_t, Layout>& ports) {
@@ -219,6 +231,10 @@ class PlanCompiler {
     for (const auto id : cuts()) {
       read(id);
     }
+    activations_ = activationsApart();
+    for (const auto& applied : activations_) {
+      read(applied.from);
+    }
     graph.finalize();
 
     std::vector<dnnl::graph::partition> found;
@@ -238,6 +254,11 @@ class PlanCompiler {
     if (!open.empty()) {
       throw CompileError{"oneDNN left ops of the group out at these sizes"};
     }
+    std::erase_if(activations_, [&](const InPlaceActivation& applied) {
+      return std::none_of(found.begin(), found.end(), [&](const dnnl::graph::partition& partition) {
+        return opsOf(partition) == applied.ops;
+      });
+    });
     return inOrder(std::move(found));
   }
 
@@ -251,6 +272,77 @@ class PlanCompiler {
       }
     }
     return ops;
+  }
+
+  // Activations at the end of the group that are faster in another pass over the result than in
+  // oneDNN's: of float32 results that are neither tiny nor too large for the caches. Threads find
+  // in their caches what they computed themselves, and convolutions distribute channels, too: with
+  // several threads, only products have another pass.
+  std::vector<InPlaceActivation> activationsApart() const {
+    constexpr int64_t kFewest = 4096;
+    constexpr int64_t kMost = int64_t{1} << 21;
+    std::vector<InPlaceActivation> found;
+    if (!ownKernels() || !usesAvxGemm() || !hasOwnActivations()) {
+      return found;
+    }
+    const bool one_thread = at::get_num_threads() == 1;
+    std::unordered_map<size_t, Ops> readers;
+    std::unordered_map<size_t, OpKind> producers;
+    for (const auto& op : lowered_.ops) {
+      for (const auto& input : op.inputs()) {
+        readers[input.id].push_back(&op);
+      }
+      for (const auto& output : op.outputs()) {
+        producers.emplace(output.id, op.kind());
+      }
+    }
+    for (const auto& op : lowered_.ops) {
+      const auto kind = activationOf(op.kind());
+      if (!kind) {
+        continue;
+      }
+      const auto& from = op.inputs()[0];
+      InPlaceActivation applied{*kind, {&op}, from.id, op.outputs()[0].id};
+      if (const auto& gate = readers[applied.to];
+          applied.activation == Activation::sigmoid && gate.size() == 1 &&
+          gate[0]->kind() == OpKind::Multiply && readers[from.id] == Ops{&op, gate[0]}) {
+        applied = {Activation::silu, {&op, gate[0]}, from.id, gate[0]->outputs()[0].id};
+      }
+      const auto& to = lowered_.operands.at(applied.to);
+      if (from.dtype != at::kFloat || !from.sizes || from.sizes != to.sizes ||
+          producers.count(from.id) == 0 ||
+          !(one_thread || producers.at(from.id) == OpKind::MatMul) ||
+          readers[from.id] != applied.ops || group_outputs_.count(from.id) != 0 ||
+          group_outputs_.count(to.id) == 0 || !readers[to.id].empty()) {
+        continue;
+      }
+      const auto count = c10::multiply_integers(*from.sizes);
+      if (count >= kFewest && count <= kMost) {
+        found.push_back(std::move(applied));
+      }
+    }
+    return found;
+  }
+
+  static std::optional<Activation> activationOf(OpKind kind) {
+    switch (kind) {
+      case OpKind::Sigmoid:
+        return Activation::sigmoid;
+      case OpKind::Tanh:
+        return Activation::tanh;
+      case OpKind::GELU:
+        return Activation::gelu;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  // The one that is applied to this value; nullptr if there is none.
+  const InPlaceActivation* activationOf(size_t id) const {
+    const auto it =
+        std::find_if(activations_.begin(), activations_.end(),
+                     [id](const InPlaceActivation& applied) { return applied.from == id; });
+    return it == activations_.end() ? nullptr : &*it;
   }
 
   // Values that are not fused to the binary op that reads them.
@@ -365,7 +457,8 @@ class PlanCompiler {
   // nothing for other partitions and data.
   std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops) const {
     const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
-    if (!usesAvxGemm() || ops.size() != (relu ? 2 : 1) || ops[0]->kind() != OpKind::Convolution) {
+    if (!ownKernels() || !usesAvxGemm() || ops.size() != (relu ? 2 : 1) ||
+        ops[0]->kind() != OpKind::Convolution) {
       return std::nullopt;
     }
     const auto& inputs = ops[0]->inputs();  // data, weight, and maybe bias
@@ -446,6 +539,31 @@ class PlanCompiler {
     return true;
   }
 
+  // A step for such a partition. False if it is none.
+  bool activation(const Ops& ops) {
+    const auto* applied = activationOf(ops.front()->inputs()[0].id);
+    if (applied == nullptr || applied->ops != ops) {
+      return false;
+    }
+    const auto from = layouts_.at(applied->from);
+    const auto to = withId(from, applied->to);
+    const auto count = static_cast<int64_t>(from.get_mem_size() / sizeof(float));
+    Plan::Step step;
+    step.inputs.emplace_back(slots_.at(applied->from), from);
+    layouts_.insert_or_assign(applied->to, to);
+    step.outputs.emplace_back(resultSlot(applied->to, to), to);
+    if (const auto pair = inplace_.find(applied->from); pair != inplace_.end()) {
+      inplace_.insert_or_assign(applied->to, pair->second);
+    }
+    step.kernel = {[kind = applied->activation, count](auto data, auto result) {
+                     activate(kind, static_cast<const float*>(data[0]),
+                              static_cast<float*>(result[0]), count);
+                   },
+                   "eltwise", "llga_activation:avx2"};
+    plan_->steps.push_back(std::move(step));
+    return true;
+  }
+
   // Groups of 4 channels take its gemm. With groups of 8, pixels that are a multiple of 512 bytes
   // apart share few sets of the cache, and 3.2 is slow on all large images.
   static bool isSlowInOneDnn(const GroupedConvolution& kernel) {
@@ -459,7 +577,7 @@ class PlanCompiler {
   bool concatAffine() {
     const auto& ops = lowered_.ops;
     const bool relu = ops.size() == 3 && ops[2].kind() == OpKind::ReLU;
-    if (ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
+    if (!ownKernels() || ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
         ops[1].kind() != OpKind::BatchNormInference ||
         ops[1].inputs()[0].id != ops[0].outputs()[0].id ||
         (relu && ops[2].inputs()[0].id != ops[1].outputs()[0].id)) {
@@ -722,6 +840,12 @@ class PlanCompiler {
       return logical_tensor(id, *toDataType(operand.dtype), DNNL_GRAPH_UNKNOWN_NDIMS,
                             LayoutType::any);
     }
+    if (const auto* applied = activationOf(id)) {
+      const auto result = outputLayout(applied->to);
+      return result.get_layout_type() == LayoutType::any
+                 ? any(id, operand.dtype, *operand.sizes, /*constant=*/false)
+                 : withId(result, id);
+    }
     if (it == group_outputs_.end() || request_.any_layout[it->second]) {
       return any(id, operand.dtype, *operand.sizes, /*constant=*/false);
     }
@@ -730,7 +854,8 @@ class PlanCompiler {
   }
 
   Slot resultSlot(size_t id, const Layout& layout) {
-    const auto it = group_outputs_.find(id);
+    const auto* applied = activationOf(id);
+    const auto it = group_outputs_.find(applied != nullptr ? applied->to : id);
     Slot slot{Slot::Kind::output, 0};
     if (it != group_outputs_.end()) {
       slot.index = it->second;
@@ -794,6 +919,7 @@ class PlanCompiler {
   std::unordered_map<size_t, Layout> layouts_;  // of values computed so far
   std::unordered_map<size_t, Slot> slots_;      // where they are
   std::unordered_map<size_t, size_t> inplace_;  // output -> input that it may overwrite
+  std::vector<InPlaceActivation> activations_;
 };
 
 }  // namespace

@@ -1,0 +1,137 @@
+#include "jit/onednn/runtime/activation.h"
+
+#include <ATen/Parallel.h>
+
+#include <cstring>
+
+namespace llga {
+namespace {
+
+// One register of AVX2. Arithmetic, comparisons and ?: go number by number.
+using Vector = float [[gnu::vector_size(32)]];
+using Bits = uint32_t [[gnu::vector_size(32)]];
+constexpr int64_t kWidth = sizeof(Vector) / sizeof(float);
+
+#define LLGA_AVX2 gnu::target("avx2,fma")
+
+[[LLGA_AVX2, gnu::always_inline]] inline Vector between(float least, Vector x, float most) {
+  const Vector low = x < least ? Vector{} + least : x;  // NaN stays NaN
+  return low > most ? Vector{} + most : low;
+}
+
+// x = exponent * log(2) + rest, |rest| <= log(2) / 2.
+struct Reduced {
+  Vector power;  // 2 to the exponent; infinity from 128 on
+  Vector rest;
+};
+
+// For -87 <= x <= 89.
+[[LLGA_AVX2, gnu::always_inline]] inline Reduced reduce(Vector x) {
+  constexpr float kRound = 12582912.0F;      // 1.5 * 2^23: sums with it have no fraction
+  constexpr float kLog2High = 0.693145752F;  // log(2) in two parts, the first with few bits
+  constexpr float kLog2Low = 1.42860677e-6F;
+  const Vector shifted = x * 1.44269504F + kRound;
+  const Vector exponent = shifted - kRound;
+  return {reinterpret_cast<Vector>((reinterpret_cast<Bits>(shifted) << 23U) + 0x3F800000U),
+          (x - exponent * kLog2High) - exponent * kLog2Low};
+}
+
+// exp(rest) - 1, by its Taylor series but for the last coefficients, which make up for the others.
+[[LLGA_AVX2, gnu::always_inline]] inline Vector expm1OfRest(Vector rest) {
+  Vector tail = 1.3998743e-3F * rest + 8.3680279e-3F;
+  tail = tail * rest + 4.1665714e-2F;
+  tail = tail * rest + 1.6666507e-1F;
+  tail = tail * rest + 0.5F;
+  return rest * rest * tail + rest;
+}
+
+[[LLGA_AVX2, gnu::always_inline]] inline Vector expOf(Vector x) {
+  const auto [power, rest] = reduce(between(-87.0F, x, 89.0F));
+  return power * (expm1OfRest(rest) + 1.0F);
+}
+
+struct Sigmoid {
+  [[LLGA_AVX2, gnu::always_inline]] static Vector of(Vector x) { return 1.0F / (1.0F + expOf(-x)); }
+};
+
+struct Silu {
+  [[LLGA_AVX2, gnu::always_inline]] static Vector of(Vector x) { return x / (1.0F + expOf(-x)); }
+};
+
+struct Tanh {
+  [[LLGA_AVX2, gnu::always_inline]] static Vector of(Vector x) {
+    const auto [power, rest] = reduce(between(-40.0F, 2.0F * x, 40.0F));
+    const Vector expm1 = power * expm1OfRest(rest) + (power - 1.0F);  // all digits, near zero too
+    return expm1 / (expm1 + 2.0F);
+  }
+};
+
+// x / 2 * (1 + erf(x / sqrt(2))), where the erf is x * p(x^2) / q(x^2), fitted for |x| <= 5.5 with
+// an error of 2e-8; beyond, it is 1 or -1 in float32.
+struct Gelu {
+  [[LLGA_AVX2, gnu::always_inline]] static Vector of(Vector x) {
+    const Vector square = x * x;
+    Vector p = 4.58624855e-8F * square + 1.26031528e-5F;
+    p = p * square + 3.29144473e-4F;
+    p = p * square + 9.30294581e-3F;
+    p = p * square + 6.69174939e-2F;
+    p = p * square + 7.97884524e-1F;
+    Vector q = 1.19902984e-6F * square + 7.21665347e-5F;
+    q = q * square + 1.86063745e-3F;
+    q = q * square + 2.84160469e-2F;
+    q = q * square + 2.50535041e-1F;
+    q = q * square + 1.0F;
+    Vector erf = x * p / q;
+    erf = x > 5.5F ? Vector{} + 1.0F : erf;
+    erf = x < -5.5F ? Vector{} - 1.0F : erf;
+    const Vector half = 0.5F * x;
+    return half * erf + half;
+  }
+};
+
+template <typename Function>
+[[LLGA_AVX2]] void apply(const float* from, float* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    Vector x;
+    std::memcpy(&x, from + i, sizeof(x));
+    x = Function::of(x);
+    std::memcpy(to + i, &x, sizeof(x));
+  }
+  if (i < count) {
+    const auto rest = static_cast<size_t>(count - i) * sizeof(float);
+    Vector x{};
+    std::memcpy(&x, from + i, rest);
+    x = Function::of(x);
+    std::memcpy(to + i, &x, rest);
+  }
+}
+
+#undef LLGA_AVX2
+
+}  // namespace
+
+bool hasOwnActivations() {
+  static const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  return can;
+}
+
+void activate(Activation activation, const float* from, float* to, int64_t count) {
+  constexpr int64_t kForOneThread = 16384;
+  at::parallel_for(0, count, kForOneThread, [&](int64_t begin, int64_t end) {
+    const auto* source = from + begin;
+    auto* target = to + begin;
+    switch (activation) {
+      case Activation::sigmoid:
+        return apply<Sigmoid>(source, target, end - begin);
+      case Activation::silu:
+        return apply<Silu>(source, target, end - begin);
+      case Activation::tanh:
+        return apply<Tanh>(source, target, end - begin);
+      case Activation::gelu:
+        return apply<Gelu>(source, target, end - begin);
+    }
+  });
+}
+
+}  // namespace llga
