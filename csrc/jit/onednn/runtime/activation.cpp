@@ -8,9 +8,9 @@ namespace llga {
 namespace {
 
 // One register of AVX2. Arithmetic, comparisons and ?: go number by number.
-using Vector = float [[gnu::vector_size(32)]];
-using Bits = uint32_t [[gnu::vector_size(32)]];
-constexpr int64_t kWidth = sizeof(Vector) / sizeof(float);
+constexpr int64_t kWidth = 8;
+using Vector [[gnu::vector_size(kWidth * sizeof(float))]] = float;
+using Bits [[gnu::vector_size(kWidth * sizeof(float))]] = uint32_t;
 
 #define LLGA_AVX2 gnu::target("avx2,fma")
 
