@@ -96,7 +96,7 @@ class Primitive:
     Attributes:
         kind: "convolution", "matmul", "reorder", ...
         implementation: oneDNN's name of it, "brgconv:avx512_core_amx"; the fuser's own begin with
-            "llga_".
+            ``llga_``.
         isa: the instruction set in that name; where it names none, the one that oneDNN may use at
             most; "any" for reference code.
         layouts: of its operands, as oneDNN calls them: {"src": "f32 acdb", "wei": "f32 Acdb16a"};
