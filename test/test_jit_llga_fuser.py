@@ -1843,6 +1843,12 @@ def test_activation_in_place(case: str, function: str, threads: int) -> None:
     assert ("llga_activation:avx2" in kernels) == own, kernels
 
 
+def test_gate_that_is_read_elsewhere() -> None:
+    """Its product with the value is no SiLU then: the gate itself is wanted, too."""
+    m = net("z = self.c(x)\ng = torch.sigmoid(z)\nreturn z * g, g", c=one_by_one(16))
+    check(m, [torch.randn(2, 16, 13, 11)], fused="conv")
+
+
 @pytest.mark.parametrize("function", ["F.silu", "F.gelu", "torch.sigmoid", "torch.tanh"])
 def test_activation_of_special_values(function: str) -> None:
     """All of the range, infinities made on the way, small numbers to their last digits."""

@@ -141,7 +141,7 @@ class PlanCompiler {
  private:
   using Ops = std::vector<const OpSpec*>;
 
-  // One that is applied to a result in place, by a kernel of our own.
+  // An activation that is applied to a result in place, by a kernel of our own.
   struct InPlaceActivation {
     Activation activation;
     Ops ops;
@@ -305,7 +305,8 @@ class PlanCompiler {
       InPlaceActivation applied{*kind, {&op}, from.id, op.outputs()[0].id};
       if (const auto& gate = readers[applied.to];
           applied.activation == Activation::sigmoid && gate.size() == 1 &&
-          gate[0]->kind() == OpKind::Multiply && readers[from.id] == Ops{&op, gate[0]}) {
+          group_outputs_.count(applied.to) == 0 && gate[0]->kind() == OpKind::Multiply &&
+          readers[from.id] == Ops{&op, gate[0]}) {
         applied = {Activation::silu, {&op, gate[0]}, from.id, gate[0]->outputs()[0].id};
       }
       const auto& to = lowered_.operands.at(applied.to);
