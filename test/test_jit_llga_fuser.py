@@ -1774,6 +1774,16 @@ GROUPED = {
 }
 
 
+@pytest.mark.parametrize("code", ["x + (x * y) * 0.5", "(x * y) + x", "x + (x / y)"])
+def test_tensor_from_outside_is_added_without_a_copy(code: str) -> None:
+    m = net(f"F.relu(torch.tanh({code}))", "x, y").eval()
+    inputs = [torch.rand(3, 40, 50) + 1, torch.rand(3, 40, 50) + 1]
+    check(m, inputs, groups=1, fused="add")
+    report = llga_fuser.report(m, *inputs, rounds=1)
+    kinds = [p.kind for g in report.groups for p in g.primitives]
+    assert kinds and "reorder" not in kinds
+
+
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("relu", [False, True], ids=["alone", "relu"])
 @pytest.mark.parametrize("case", GROUPED)

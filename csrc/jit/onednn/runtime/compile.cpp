@@ -348,12 +348,12 @@ class PlanCompiler {
 
   // Values that are not fused to the binary op that reads them.
   std::unordered_set<size_t> cuts() const {
-    std::unordered_map<size_t, const Operand*> computed;
+    std::unordered_map<size_t, std::pair<OpKind, const Operand*>> computed;
     bool product = false;
     for (const auto& op : lowered_.ops) {
       product = product || op.kind() == OpKind::MatMul;
       for (const auto& output : op.outputs()) {
-        computed.emplace(output.id, &output);
+        computed.emplace(output.id, std::pair(op.kind(), &output));
       }
     }
     std::unordered_set<size_t> found;
@@ -363,14 +363,26 @@ class PlanCompiler {
       }
       for (const auto i : {0, 1}) {
         const auto value = computed.find(op.inputs()[i].id);
-        if (value != computed.end() && group_outputs_.count(value->first) == 0 &&
-            (request_.binaries_apart ||
-             (product && usesAvxGemm() && !addsToGemm(op.inputs()[1 - i], *value->second)))) {
+        if (value == computed.end() || group_outputs_.count(value->first) != 0) {
+          continue;
+        }
+        const auto& [producer, operand] = value->second;
+        const auto& other = op.inputs()[1 - i];
+        if (request_.binaries_apart || (product && usesAvxGemm() && !addsToGemm(other, *operand)) ||
+            (op.kind() == OpKind::Add && isBinary(producer) && isCopiedToAdd(other, *operand))) {
           found.insert(value->first);
         }
       }
     }
     return found;
+  }
+
+  // oneDNN adds a tensor behind another op by writing over it. Where it can't, because the tensor
+  // is not the group's own, it works on a copy, which takes longer than an addition.
+  bool isCopiedToAdd(const Operand& addend, const Operand& value) const {
+    const auto input = group_inputs_.find(addend.id);
+    return input != group_inputs_.end() && !request_.owned_inputs[input->second] &&
+           addend.sizes == value.sizes;
   }
 
   // The gemm for AVX2 takes a second operand whole, by columns or as one number; with others comes
