@@ -403,6 +403,11 @@ def fuses(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
+def has_avx2_kernels() -> bool:
+    """Whether the fuser has kernels of its own in the place of oneDNN's for AVX2."""
+    return llga_fuser._C.runtime_info()["isa"] in {"avx2", "avx2_vnni"}
+
+
 def onednn_version() -> tuple[int, ...]:
     """Of the oneDNN that runs, for what only newer versions can do."""
     return tuple(int(i) for i in llga_fuser._C.runtime_info()["onednn"].split(".")[:2])

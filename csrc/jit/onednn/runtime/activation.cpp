@@ -111,11 +111,6 @@ template <typename Function>
 
 }  // namespace
 
-bool hasOwnActivations() {
-  static const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-  return can;
-}
-
 void activate(Activation activation, const float* from, float* to, int64_t count) {
   constexpr int64_t kForOneThread = 16384;
   at::parallel_for(0, count, kForOneThread, [&](int64_t begin, int64_t end) {

@@ -71,6 +71,12 @@ bool ownKernels() {
   return on;
 }
 
+// Those for AVX2 stand in for oneDNN's, not for what it has for AVX-512.
+bool ownAvx2Kernels() {
+  static const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  return ownKernels() && usesAvxGemm() && can;
+}
+
 class PlanCompiler {
  public:
   // `pack`: let oneDNN choose the layout of constant weights.
@@ -116,7 +122,7 @@ class PlanCompiler {
           const auto& operand = lowered_.operands.at(id);
           layout = strided(id, operand.dtype, *operand.sizes, output_strides.at(it->second));
           result.group_outputs.emplace(id, it->second);
-        } else if (const auto* applied = activationOf(id)) {
+        } else if (const auto* applied = appliedTo(id)) {
           layout = strided(id, at::kFloat, *lowered_.operands.at(id).sizes,
                            output_strides.at(group_outputs_.at(applied->to)));
         }
@@ -274,6 +280,17 @@ class PlanCompiler {
     return ops;
   }
 
+  // Of the op that computes it, by value.
+  std::unordered_map<size_t, OpKind> producerKinds() const {
+    std::unordered_map<size_t, OpKind> kinds;
+    for (const auto& op : lowered_.ops) {
+      for (const auto& output : op.outputs()) {
+        kinds.emplace(output.id, op.kind());
+      }
+    }
+    return kinds;
+  }
+
   // Activations at the end of the group that are faster in another pass over the result than in
   // oneDNN's: of float32 results that are neither tiny nor too large for the caches. Threads find
   // in their caches what they computed themselves, and convolutions distribute channels, too: with
@@ -282,18 +299,15 @@ class PlanCompiler {
     constexpr int64_t kFewest = 4096;
     constexpr int64_t kMost = int64_t{1} << 21;
     std::vector<InPlaceActivation> found;
-    if (!ownKernels() || !usesAvxGemm() || !hasOwnActivations()) {
+    if (!ownAvx2Kernels()) {
       return found;
     }
     const bool one_thread = at::get_num_threads() == 1;
+    const auto producers = producerKinds();
     std::unordered_map<size_t, Ops> readers;
-    std::unordered_map<size_t, OpKind> producers;
     for (const auto& op : lowered_.ops) {
       for (const auto& input : op.inputs()) {
         readers[input.id].push_back(&op);
-      }
-      for (const auto& output : op.outputs()) {
-        producers.emplace(output.id, op.kind());
       }
     }
     for (const auto& op : lowered_.ops) {
@@ -339,7 +353,7 @@ class PlanCompiler {
   }
 
   // The one that is applied to this value; nullptr if there is none.
-  const InPlaceActivation* activationOf(size_t id) const {
+  const InPlaceActivation* appliedTo(size_t id) const {
     const auto it =
         std::find_if(activations_.begin(), activations_.end(),
                      [id](const InPlaceActivation& applied) { return applied.from == id; });
@@ -348,29 +362,25 @@ class PlanCompiler {
 
   // Values that are not fused to the binary op that reads them.
   std::unordered_set<size_t> cuts() const {
-    std::unordered_map<size_t, std::pair<OpKind, const Operand*>> computed;
-    bool product = false;
-    for (const auto& op : lowered_.ops) {
-      product = product || op.kind() == OpKind::MatMul;
-      for (const auto& output : op.outputs()) {
-        computed.emplace(output.id, std::pair(op.kind(), &output));
-      }
-    }
+    const auto producers = producerKinds();
+    const bool product = std::any_of(lowered_.ops.begin(), lowered_.ops.end(),
+                                     [](const OpSpec& op) { return op.kind() == OpKind::MatMul; });
     std::unordered_set<size_t> found;
     for (const auto& op : lowered_.ops) {
       if (!isBinary(op.kind())) {
         continue;
       }
       for (const auto i : {0, 1}) {
-        const auto value = computed.find(op.inputs()[i].id);
-        if (value == computed.end() || group_outputs_.count(value->first) != 0) {
+        const auto& value = op.inputs()[i];
+        const auto& other = op.inputs()[1 - i];
+        const auto producer = producers.find(value.id);
+        if (producer == producers.end() || group_outputs_.count(value.id) != 0) {
           continue;
         }
-        const auto& [producer, operand] = value->second;
-        const auto& other = op.inputs()[1 - i];
-        if (request_.binaries_apart || (product && usesAvxGemm() && !addsToGemm(other, *operand)) ||
-            (op.kind() == OpKind::Add && isBinary(producer) && isCopiedToAdd(other, *operand))) {
-          found.insert(value->first);
+        if (request_.binaries_apart || (product && usesAvxGemm() && !addsToGemm(other, value)) ||
+            (op.kind() == OpKind::Add && isBinary(producer->second) &&
+             isCopiedToAdd(other, value))) {
+          found.insert(value.id);
         }
       }
     }
@@ -470,7 +480,7 @@ class PlanCompiler {
   // nothing for other partitions and data.
   std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops) const {
     const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
-    if (!ownKernels() || !usesAvxGemm() || ops.size() != (relu ? 2 : 1) ||
+    if (!ownAvx2Kernels() || ops.size() != (relu ? 2 : 1) ||
         ops[0]->kind() != OpKind::Convolution) {
       return std::nullopt;
     }
@@ -554,7 +564,7 @@ class PlanCompiler {
 
   // A step for such a partition. False if it is none.
   bool activation(const Ops& ops) {
-    const auto* applied = activationOf(ops.front()->inputs()[0].id);
+    const auto* applied = appliedTo(ops.front()->inputs()[0].id);
     if (applied == nullptr || applied->ops != ops) {
       return false;
     }
@@ -853,7 +863,7 @@ class PlanCompiler {
       return logical_tensor(id, *toDataType(operand.dtype), DNNL_GRAPH_UNKNOWN_NDIMS,
                             LayoutType::any);
     }
-    if (const auto* applied = activationOf(id)) {
+    if (const auto* applied = appliedTo(id)) {
       const auto result = outputLayout(applied->to);
       return result.get_layout_type() == LayoutType::any
                  ? any(id, operand.dtype, *operand.sizes, /*constant=*/false)
@@ -867,7 +877,7 @@ class PlanCompiler {
   }
 
   Slot resultSlot(size_t id, const Layout& layout) {
-    const auto* applied = activationOf(id);
+    const auto* applied = appliedTo(id);
     const auto it = group_outputs_.find(applied != nullptr ? applied->to : id);
     Slot slot{Slot::Kind::output, 0};
     if (it != group_outputs_.end()) {

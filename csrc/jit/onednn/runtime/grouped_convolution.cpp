@@ -126,8 +126,7 @@ void copyWindow(const GroupedConvolution& c, const Window& window, const float* 
 }  // namespace
 
 bool GroupedConvolution::isSupported() const {
-  static const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-  return can && groups > 1 && (stride[1] == 1 || stride[1] == 2) &&
+  return groups > 1 && (stride[1] == 1 || stride[1] == 2) &&
          ((channels == 4 && groups % 2 == 0) || channels == 8);
 }
 

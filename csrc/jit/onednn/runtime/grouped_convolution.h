@@ -11,7 +11,8 @@
 
 namespace llga {
 
-// Immutable; any thread may call run(), which works with as many threads as PyTorch does.
+// Needs AVX2 and FMA. Immutable; any thread may call run(), which works with as many threads as
+// PyTorch does.
 struct GroupedConvolution {
   using Pair = std::array<int64_t, 2>;  // vertical, horizontal
 
@@ -26,7 +27,7 @@ struct GroupedConvolution {
   int64_t channels;  // of a group, of image and result
   bool relu;
 
-  // Whether there is a kernel, and the processor runs it.
+  // Whether there is a kernel.
   bool isSupported() const;
 
   // Channels are computed in blocks of 8: a group, or two groups of 4. The weight, seen as (blocks,
