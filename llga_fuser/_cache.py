@@ -1,4 +1,4 @@
-"""What the fuser keeps between calls: compiled partitions and packed weights."""
+"""What the fuser keeps between calls: compiled partitions, packed weights, memory."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class CacheInfo(NamedTuple):
         compile_seconds: time spent compiling, in seconds.
         packed_bytes: memory of packed weights alive, in bytes; weights that several plans share
             count once.
+        arena_bytes: memory kept for values that die with a call, in bytes, in use or not. It grows
+            to what the calls need that run at the same time.
         capacity_entries: the limit on `entries`.
         capacity_bytes: the limit on `packed_bytes`; 0 is no limit.
     """
@@ -33,6 +35,7 @@ class CacheInfo(NamedTuple):
     fallbacks: int
     compile_seconds: float
     packed_bytes: int
+    arena_bytes: int
     capacity_entries: int
     capacity_bytes: int
 
@@ -43,7 +46,10 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> None:
-    """Drops all compiled plans; each signature compiles again when it is next met."""
+    """Drops all compiled plans, and the memory kept for values between groups.
+
+    Each signature compiles again when it is next met.
+    """
     _C.clear_cache()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 import threading
 import time
@@ -268,6 +269,35 @@ def flat(calls: str = "240", shapes: str = "24", capacity: str = "8") -> None:
     print(resident() - start)
 
 
+def between_groups() -> Any:
+    """A frozen module and its input: 48 MiB pass from one group to the next."""
+    module = nn.Sequential(nn.Conv2d(3, 96, 3, padding=1), nn.ReLU(), nn.Conv2d(96, 3, 1)).eval()
+    x = torch.randn(32, 3, 64, 64)
+    with torch.no_grad():
+        return torch.jit.freeze(torch.jit.trace(module, x, check_trace=False)), x
+
+
+def faults() -> None:
+    """Prints the number of minor page faults of a call."""
+    script, x = between_groups()
+    with torch.no_grad():
+        for _ in range(5):
+            script(x)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            script(x)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
+
+
+def arena_bytes() -> None:
+    """Prints how much the arena holds when a model is warm."""
+    script, x = between_groups()
+    with torch.no_grad():
+        for _ in range(5):
+            script(x)
+    print(llga_fuser.cache_info().arena_bytes)
+
+
 SCENARIOS: dict[str, Callable[..., None]] = {
     f.__name__: f
     for f in (
@@ -279,6 +309,8 @@ SCENARIOS: dict[str, Callable[..., None]] = {
         compile_and_release,
         exit_while_running,
         flat,
+        faults,
+        arena_bytes,
     )
 }
 

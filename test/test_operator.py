@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
@@ -683,7 +684,7 @@ def test_placement_of_weights(width: int) -> None:
 # --------------------------------------------------------------------------- threads, processes
 
 
-def child(*arguments: str, timeout: float = 120) -> str:
+def child(*arguments: str, timeout: float = 120, environment: dict[str, str] | None = None) -> str:
     """Runs a scenario of `children.py` in a process of its own; returns what it printed."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("children.py")), *arguments],
@@ -691,7 +692,12 @@ def child(*arguments: str, timeout: float = 120) -> str:
         text=True,
         timeout=timeout,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "2"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "2",
+            **(environment or {}),
+        },
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -718,6 +724,109 @@ def test_fork() -> None:
 
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+# ---------------------------------------------------------------------------------------- the arena
+
+
+def large_convs(code: str = "self.d(self.c(x).relu()) + 1") -> nn.Module:
+    """A value of 1.5 MiB passes between two groups."""
+    return net(code, c=nn.Conv2d(3, 96, 3, padding=1), d=nn.Conv2d(96, 3, 1)).eval()
+
+
+LARGE = (1, 3, 64, 64)
+MIB = 1 << 20
+
+
+@pytest.fixture
+def arena() -> Callable[[], int]:
+    gc.collect()
+    llga_fuser.clear_cache()
+    before = llga_fuser.cache_info().arena_bytes  # of results that other tests still hold: none
+    assert before == 0
+    return lambda: llga_fuser.cache_info().arena_bytes
+
+
+def test_values_between_groups_come_from_the_arena(arena: Callable[[], int]) -> None:
+    m, x = large_convs(), torch.randn(LARGE)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        results = [script(x) for _ in range(4)]
+        assert 96 * 64 * 64 * 4 <= arena() < 8 * MIB
+        for result in results:
+            assert_same(result, m(x))
+    del script
+    gc.collect()
+    llga_fuser.clear_cache()
+    assert arena() == 0, "a result of the call lies in it"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "self.c(x)",
+        "self.c(x).relu().transpose(1, 2)",
+        "(self.c(x).relu() + 1, x)",
+        "self.c(x).chunk(2, 1)",
+        "self.c(x) if x.size(0) > 3 else self.c(x) * 2",
+    ],
+)
+def test_what_a_user_can_hold_does_not(code: str, arena: Callable[[], int]) -> None:
+    m, x = large_convs(code), torch.randn(LARGE)
+    with torch.no_grad():
+        script = to_script(m, [x], scripted="if" in code)
+        results = [script(x) for _ in range(4)]
+    llga_fuser.clear_cache()
+    assert arena() == 0
+    for result in results:
+        assert_same(result, m(x))
+
+
+def test_a_large_call_is_forgotten(arena: Callable[[], int]) -> None:
+    """What a batch of 32 needed goes back once smaller ones have come for a while."""
+    script = to_script(large_convs(), [torch.randn(LARGE)])
+    few, many = torch.randn(1, 3, 16, 24), torch.randn(32, 3, 64, 64)
+    with torch.no_grad():
+        for _ in range(3):
+            script(few)
+        for _ in range(3):
+            script(many)
+        assert arena() > 40 * MIB
+        for _ in range(9000):
+            script(few)
+    assert arena() < 4 * MIB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts minor page faults")
+def test_memory_is_not_cleared_anew() -> None:
+    """48 MiB between two groups: the C library returns that much to the system after each call."""
+    assert int(child("faults")) < 48 * MIB // 4096 // 20
+    assert int(child("faults", environment={"LLGA_FUSER_ARENA": "off"})) > 48 * MIB // 4096 // 2
+
+
+def test_arena_can_be_switched_off() -> None:
+    assert int(child("arena_bytes", environment={"LLGA_FUSER_ARENA": "off"})) == 0
+    assert int(child("arena_bytes")) > 0
+
+
+def test_arena_serves_many_threads(arena: Callable[[], int]) -> None:
+    m = large_convs()
+    sizes = [(1, 3, 64, 64), (2, 3, 33, 65), (3, 3, 48, 31), (1, 3, 80, 80)]
+    inputs = [torch.randn(size) for size in sizes]
+    with torch.no_grad():
+        expected = [m(x) for x in inputs]
+        script = to_script(m, inputs[:1])
+
+    def work(first: int) -> None:
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            for i in range(first, first + 60):
+                assert_same(script(inputs[i % 4]), expected[i % 4])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    llga_fuser.clear_cache()
+    assert arena() == 0
 
 
 @LINUX

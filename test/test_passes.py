@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -901,3 +902,59 @@ def test_layout_propagation_and_guards() -> None:
     ).check("llga_any_layout=[0]").run(text)
     assert "Float(1, 3, 8, 8" not in text, "guard_shape erases the observed types"
     assert len(list(second.outputs())) == 1
+
+
+# Name: what becomes of %a, the result of a group, and whether it dies with the call.
+FATES = {
+    "returned": ("return (%a)", False),
+    "read": ("%b : Tensor = aten::abs(%a)\nreturn (%b)", True),
+    "view": ("%b : Tensor = aten::transpose(%a, %0, %1)\nreturn (%b)", False),
+    "view_read": (
+        "%b : Tensor = aten::transpose(%a, %0, %1)\n%c : Tensor = aten::abs(%b)\nreturn (%c)",
+        True,
+    ),
+    "list": ("%b : Tensor[] = prim::ListConstruct(%a)\nreturn (%b)", False),
+    "list_read": (
+        "%b : Tensor[] = prim::ListConstruct(%a)\n%c : Tensor = aten::cat(%b, %1)\nreturn (%c)",
+        True,
+    ),
+    "parts": ("%b : Tensor[] = aten::unbind(%a, %1)\nreturn (%b)", False),
+    "parts_read": (
+        "%b : Tensor[] = aten::unbind(%a, %1)\n%c : Tensor = aten::cat(%b, %1)\nreturn (%c)",
+        True,
+    ),
+    "appended": (
+        """\
+        %b : Tensor[] = prim::ListConstruct()
+        %c : Tensor[] = aten::append(%b, %a)
+        %d : Tensor = aten::abs(%a)
+        return (%d)""",
+        False,
+    ),
+    "size": ("%b : int = aten::dim(%a)\nreturn (%b)", True),
+    "unknown": ("%b : Tensor = test::unknown(%a)\nreturn (%b)", False),
+    "branch": (
+        """\
+        %b : Tensor = prim::If(%flag)
+          block0():
+            -> (%a)
+          block1():
+            -> (%x)
+        %c : Tensor = aten::abs(%b)
+        return (%c)""",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_what_dies_with_the_call(fate: str) -> None:
+    code, local = FATES[fate]
+    graph = parsed(f"""
+graph(%x : Tensor, %flag : bool):
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %a : Tensor = llga::FusionGroup(%x)
+{textwrap.indent(textwrap.dedent(code), "  ")}""")
+    _C.run_pass("layout_propagation", graph)
+    FileCheck().check(f"llga_call_local=[{int(local)}]").run(str(graph))

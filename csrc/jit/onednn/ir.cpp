@@ -16,6 +16,11 @@ Symbol anyLayoutAttr() {
   return attr;
 }
 
+Symbol callLocalAttr() {
+  static const Symbol attr = Symbol::attr("llga_call_local");
+  return attr;
+}
+
 Symbol groupOwnedAttr() {
   static const Symbol attr = Symbol::attr("llga_group_owned");
   return attr;

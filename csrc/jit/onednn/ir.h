@@ -19,6 +19,9 @@ Symbol fusionGroupKind();
 
 // int list on a FusionGroup, one entry per output: 1 if oneDNN may choose the memory layout.
 Symbol anyLayoutAttr();
+// int list on a FusionGroup, one entry per output: 1 if no tensor over its memory outlives the
+// call.
+Symbol callLocalAttr();
 // int list on a FusionGroup, one entry per input: 1 if the value comes from another FusionGroup
 // whose output layout is oneDNN's choice, so that the buffer belongs to the fuser alone.
 Symbol groupOwnedAttr();

@@ -208,15 +208,20 @@ FusionKernel::FusionKernel(const Node* group)
       }()),
       name_(groupName(*subgraph_)),
       input_count_(group->inputs().size()) {
-  // A graph on which layout propagation did not run has neither attribute.
+  // A graph on which layout propagation did not run has none of its attributes.
   owned_.resize(input_count_, 0);
   any_layout_.resize(group->outputs().size(), false);
+  call_local_.resize(group->outputs().size(), false);
   if (group->hasAttribute(groupOwnedAttr())) {
     owned_ = group->is(groupOwnedAttr());
   }
   if (group->hasAttribute(anyLayoutAttr())) {
     const auto& any = group->is(anyLayoutAttr());
     any_layout_.assign(any.begin(), any.end());
+  }
+  if (group->hasAttribute(callLocalAttr())) {
+    const auto& local = group->is(callLocalAttr());
+    call_local_.assign(local.begin(), local.end());
   }
   if (group->hasAttribute(fpmathModeAttr())) {
     fpmath_mode_ = static_cast<int>(group->i(fpmathModeAttr()));
@@ -412,6 +417,7 @@ CompileRequest FusionKernel::requestFor(ArrayRef<IValue> inputs, const Facts& fa
                          {},
                          {},
                          any_layout_,
+                         call_local_,
                          static_cast<dnnl::fpmath_mode>(environment.fpmath_mode)};
   for (const auto i : c10::irange(inputs.size())) {
     request.input_strides.push_back(inputs[i].isTensor() ? inputs[i].toTensor().strides().vec()

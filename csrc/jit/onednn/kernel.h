@@ -138,6 +138,7 @@ class FusionKernel final : public PlanOwner {
   size_t input_count_;
   std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;
+  std::vector<bool> call_local_;
   std::vector<int64_t> owned_;
   std::vector<size_t> watched_;       // inputs that must be finite
   std::vector<size_t> owned_inputs_;  // inputs that another group may have marked

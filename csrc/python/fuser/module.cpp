@@ -53,6 +53,7 @@ py::dict cacheInfo() {
   result["fallbacks"] = info.fallbacks;
   result["compile_seconds"] = info.compile_seconds;
   result["packed_bytes"] = info.packed_bytes;
+  result["arena_bytes"] = info.arena_bytes;
   result["capacity_entries"] = info.capacity_entries;
   result["capacity_bytes"] = info.capacity_bytes;
   return result;

@@ -6,6 +6,10 @@
 // Such a value never meets an aten op, so its strides are nobody's business: image-like
 // values are channels last. Everything else leaves a group with exactly the strides eager gives it.
 // llga_group_owned tells the reader what it would have got in eager: 1 contiguous, 2 channels last.
+//
+// llga_call_local marks the outputs that die with the call, whoever reads them. Should an op return
+// its input against its schema, that output lives on where it should not: memory is held for it, no
+// number is wrong.
 #include <algorithm>
 
 #include "jit/onednn/ir.h"
@@ -14,10 +18,48 @@
 namespace llga {
 namespace {
 
+namespace aten = torch::jit::aten;
+namespace prim = torch::jit::prim;
+
 bool onlyGroupsRead(const Value* value) {
   const auto& uses = value->uses();
   return !uses.empty() && std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
     return isFusionGroup(use.user) && use.user->owningBlock() == value->node()->owningBlock();
+  });
+}
+
+// Whether a tensor that is `value`, or a view of it, may be there after the call.
+bool escapes(const Value* value) {
+  const auto& uses = value->uses();
+  return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+    const auto* user = use.user;
+    const auto anyEscapes = [user] {
+      return std::any_of(user->outputs().begin(), user->outputs().end(), escapes);
+    };
+    switch (user->kind()) {
+      case prim::ListConstruct:
+      case prim::ListUnpack:
+      case prim::TupleConstruct:
+      case prim::TupleUnpack:
+      case prim::ConstantChunk:
+      case aten::chunk:
+      case aten::split:
+      case aten::split_with_sizes:
+      case aten::tensor_split:
+      case aten::unbind:
+        return anyEscapes();
+      default:
+        break;
+    }
+    if (isFusionGroup(user)) {
+      return false;
+    }
+    const auto* schema = user->maybeSchema();
+    if (schema == nullptr || use.offset >= schema->arguments().size()) {
+      return true;
+    }
+    const auto* alias = schema->arguments()[use.offset].alias_info();
+    return alias != nullptr && (alias->isWildcardAfter() || anyEscapes());
   });
 }
 
@@ -46,10 +88,13 @@ void visit(Block* block) {
       continue;
     }
     std::vector<int64_t> any;
+    std::vector<int64_t> local;
     for (const auto* output : node->outputs()) {
       any.push_back(onlyGroupsRead(output) ? 1 : 0);
+      local.push_back(escapes(output) ? 0 : 1);
     }
     node->is_(anyLayoutAttr(), any);
+    node->is_(callLocalAttr(), local);
     std::vector<int64_t> owned;
     for (const auto* input : node->inputs()) {
       const bool free = isFusionGroup(input->node()) && onlyGroupsRead(input);

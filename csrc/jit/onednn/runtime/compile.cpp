@@ -906,7 +906,8 @@ class PlanCompiler {
     if (c10::isQIntType(spec.dtype)) {
       spec.quantizer = makeQuantizer(quantizeParams(value->node()).value());
     }
-    spec.inplace_input = inplaceInput(id, layout);
+    spec.call_local = request_.call_local[index];
+    spec.inplace_input = spec.call_local ? inplaceInput(id, layout) : -1;
   }
 
   int64_t inplaceInput(size_t output, const Layout& layout) const {

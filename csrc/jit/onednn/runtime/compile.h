@@ -21,6 +21,8 @@ struct CompileRequest {
   std::vector<bool> owned_inputs;
   // By subgraph output: oneDNN chooses the layout.
   std::vector<bool> any_layout;
+  // By subgraph output: its memory is not needed after the call.
+  std::vector<bool> call_local;
   dnnl::fpmath_mode fpmath_mode;
   // Binary ops begin partitions of their own.
   bool binaries_apart = false;

@@ -1,19 +1,18 @@
 #include "jit/onednn/runtime/engine.h"
 
-#include <c10/core/impl/alloc_cpu.h>
 #include <fmt/format.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
 
+#include "jit/onednn/runtime/arena.h"
+
 namespace llga {
 namespace {
 
-// alloc_cpu aligns to 64 bytes, the most oneDNN asks of host memory.
-void* allocate(size_t size, size_t /*alignment*/) { return c10::alloc_cpu(size); }
-
-void deallocate(void* pointer) { c10::free_cpu(pointer); }
+// Aligned to 64 bytes, the most oneDNN asks of host memory.
+void* allocate(size_t size, size_t /*alignment*/) { return allocateScratch(size); }
 
 // The constant tensor cache holds what oneDNN makes of constants that are not packed here. It is on
 // in 3.2, where what it holds dies with the compiled partition; later it is off unless asked for,
@@ -55,7 +54,7 @@ const dnnl::engine& engine() {
     // it has packed, after the plan is gone.
     dnnl::graph::set_compiled_partition_cache_capacity(0);
     keepConstants();
-    const dnnl::graph::allocator allocator(allocate, deallocate);
+    const dnnl::graph::allocator allocator(allocate, releaseScratch);
     return new dnnl::engine(
         dnnl::graph::make_engine_with_allocator(dnnl::engine::kind::cpu, 0, allocator));
   }();

@@ -75,6 +75,10 @@ size_t Plan::constantBytes() const {
 
 namespace {
 
+c10::Allocator* allocatorOf(const OutputSpec& spec) {
+  return spec.call_local ? arena() : at::getCPUAllocator();
+}
+
 at::Tensor quantizedOver(const c10::Storage& storage, int64_t offset, const OutputSpec& spec) {
   auto tensor = at::detail::make_tensor<at::QTensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU),
@@ -96,9 +100,11 @@ at::Tensor makeOutput(const OutputSpec& spec, c10::ArrayRef<c10::IValue> inputs)
   if (spec.quantizer) {
     const auto bytes = at::detail::computeStorageNbytes(spec.sizes, spec.strides, /*itemsize=*/1);
     return quantizedOver(
-        c10::Storage(c10::Storage::use_byte_size_t(), bytes, at::getCPUAllocator(), true), 0, spec);
+        c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocatorOf(spec), true), 0, spec);
   }
-  return at::Tensor(at::detail::empty_strided_cpu(spec.sizes, spec.strides, spec.dtype));
+  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
+  return at::Tensor(at::detail::empty_strided_generic(spec.sizes, spec.strides, allocatorOf(spec),
+                                                      cpu, spec.dtype));
 }
 
 template <typename DataAt>
@@ -133,7 +139,7 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
   }
   c10::SmallVector<c10::DataPtr, 2> temporaries;
   for (const auto bytes : temporary_bytes) {
-    temporaries.push_back(at::getCPUAllocator()->allocate(bytes));
+    temporaries.push_back(arena()->allocate(bytes));
   }
 
   auto* taken = idle_.exchange(nullptr, std::memory_order_acquire);
@@ -154,6 +160,7 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
   for (const auto& [tensor, slot] : arguments->bindings) {
     dnnl_graph_tensor_set_data_handle(tensor, dataAt(slot));
   }
+  const ArenaForScratch scratch(has_run_.load(std::memory_order_relaxed));
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto& call = arguments->calls[i];
     if (steps[i].kernel.run) {
@@ -165,6 +172,7 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
                                 call.inputs.data(), call.outputs.size(), call.outputs.data()),
                             "could not execute the compiled partition");
   }
+  has_run_.store(true, std::memory_order_relaxed);
   delete idle_.exchange(arguments.release(), std::memory_order_acq_rel);
 
   torch::jit::drop(stack, inputs_count);

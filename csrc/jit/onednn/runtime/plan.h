@@ -17,6 +17,7 @@
 
 #include "jit/onednn/facts.h"
 #include "jit/onednn/quantization.h"
+#include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/packed_weights.h"
 
 namespace llga {
@@ -36,6 +37,7 @@ struct OutputSpec {
   // The group input whose memory may become this output: oneDNN offers it and nothing else in the
   // group reads it. Used at run time only if no one else holds that input. -1: none.
   int64_t inplace_input = -1;
+  bool call_local = false;  // nobody keeps it after the call: it may lie in the arena
 };
 
 class Plan {
@@ -85,6 +87,8 @@ class Plan {
 
   // One set of prepared arguments waits here; a second thread makes its own.
   mutable std::atomic<Arguments*> idle_{nullptr};
+  mutable std::atomic<bool> has_run_{false};
+  ArenaUser arena_user_;
 };
 
 }  // namespace llga

@@ -1,5 +1,6 @@
 #include "jit/onednn/runtime/plan_cache.h"
 
+#include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/packed_weights.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
@@ -49,6 +50,7 @@ CacheInfo PlanCache::info() {
   info.fallbacks = fallbacks_;
   info.compile_seconds = compile_seconds_;
   info.packed_bytes = packedBytes();
+  info.arena_bytes = arenaBytes();
   info.capacity_entries = capacity_entries_;
   info.capacity_bytes = capacity_bytes_;
   return info;
@@ -64,6 +66,7 @@ void PlanCache::clear() {
   for (auto* owner : owners_) {
     owner->evictAll();
   }
+  emptyArena();
 }
 
 void PlanCache::resetStatistics() {

@@ -21,6 +21,7 @@ struct CacheInfo {
   uint64_t fallbacks = 0;
   double compile_seconds = 0;
   uint64_t packed_bytes = 0;
+  uint64_t arena_bytes = 0;
   uint64_t capacity_entries = 0;
   uint64_t capacity_bytes = 0;  // 0: no limit
 };
