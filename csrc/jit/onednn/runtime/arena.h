@@ -42,7 +42,7 @@ class ArenaUser {
   ArenaUser& operator=(const ArenaUser&) = delete;
 };
 
-// While one exists, allocateScratch() uses the arena in this thread. Not before a plan has run once:
+// While one exists, allocateScratch() uses the arena in this thread. Not for a first run of a plan:
 // then oneDNN allocates what it keeps.
 class ArenaForScratch {
  public:

@@ -16,10 +16,9 @@
 #include <unordered_set>
 
 #include "jit/onednn/ops/op_table.h"
-#include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
-#include "jit/onednn/runtime/grouped_convolution.h"
+#include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -60,21 +59,6 @@ Layout strided(size_t id, at::ScalarType dtype, const Shape& sizes, const Shape&
 Layout any(size_t id, at::ScalarType dtype, const Shape& sizes, bool constant) {
   return logical_tensor(id, *toDataType(dtype), sizes, LayoutType::any,
                         constant ? Property::constant : Property::variable);
-}
-
-// LLGA_FUSER_OWN_KERNELS=off in the environment leaves everything to oneDNN.
-bool ownKernels() {
-  static const bool on = [] {
-    const char* text = std::getenv("LLGA_FUSER_OWN_KERNELS");
-    return text == nullptr || std::string_view(text) != "off";
-  }();
-  return on;
-}
-
-// Those for AVX2 stand in for oneDNN's, not for what it has for AVX-512.
-bool ownAvx2Kernels() {
-  static const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-  return ownKernels() && usesAvxGemm() && can;
 }
 
 class PlanCompiler {
@@ -145,16 +129,6 @@ class PlanCompiler {
   }
 
  private:
-  using Ops = std::vector<const OpSpec*>;
-
-  // An activation that is applied to a result in place, by a kernel of our own.
-  struct InPlaceActivation {
-    Activation activation;
-    Ops ops;
-    size_t from;
-    size_t to;
-  };
-
   static Description::Op describeOp(const OpSpec& spec,
                                     const std::unordered_map<size_t, Layout>& ports) {
     auto tensors = [&](const std::vector<Operand>& operands) {
@@ -237,7 +211,7 @@ class PlanCompiler {
     for (const auto id : cuts()) {
       read(id);
     }
-    activations_ = activationsApart();
+    activations_ = activationsApart(lowered_, group_outputs_);
     for (const auto& applied : activations_) {
       read(applied.from);
     }
@@ -280,78 +254,6 @@ class PlanCompiler {
     return ops;
   }
 
-  // Of the op that computes it, by value.
-  std::unordered_map<size_t, OpKind> producerKinds() const {
-    std::unordered_map<size_t, OpKind> kinds;
-    for (const auto& op : lowered_.ops) {
-      for (const auto& output : op.outputs()) {
-        kinds.emplace(output.id, op.kind());
-      }
-    }
-    return kinds;
-  }
-
-  // Activations at the end of the group that are faster in another pass over the result than in
-  // oneDNN's: of float32 results that are neither tiny nor too large for the caches. Threads find
-  // in their caches what they computed themselves, and convolutions distribute channels, too: with
-  // several threads, only products have another pass.
-  std::vector<InPlaceActivation> activationsApart() const {
-    constexpr int64_t kFewest = 4096;
-    constexpr int64_t kMost = int64_t{1} << 21;
-    std::vector<InPlaceActivation> found;
-    if (!ownAvx2Kernels()) {
-      return found;
-    }
-    const bool one_thread = at::get_num_threads() == 1;
-    const auto producers = producerKinds();
-    std::unordered_map<size_t, Ops> readers;
-    for (const auto& op : lowered_.ops) {
-      for (const auto& input : op.inputs()) {
-        readers[input.id].push_back(&op);
-      }
-    }
-    for (const auto& op : lowered_.ops) {
-      const auto kind = activationOf(op.kind());
-      if (!kind) {
-        continue;
-      }
-      const auto& from = op.inputs()[0];
-      InPlaceActivation applied{*kind, {&op}, from.id, op.outputs()[0].id};
-      if (const auto& gate = readers[applied.to];
-          applied.activation == Activation::sigmoid && gate.size() == 1 &&
-          group_outputs_.count(applied.to) == 0 && gate[0]->kind() == OpKind::Multiply &&
-          readers[from.id] == Ops{&op, gate[0]}) {
-        applied = {Activation::silu, {&op, gate[0]}, from.id, gate[0]->outputs()[0].id};
-      }
-      const auto& to = lowered_.operands.at(applied.to);
-      if (from.dtype != at::kFloat || !from.sizes || from.sizes != to.sizes ||
-          producers.count(from.id) == 0 ||
-          !(one_thread || producers.at(from.id) == OpKind::MatMul) ||
-          readers[from.id] != applied.ops || group_outputs_.count(from.id) != 0 ||
-          group_outputs_.count(to.id) == 0 || !readers[to.id].empty()) {
-        continue;
-      }
-      const auto count = c10::multiply_integers(*from.sizes);
-      if (count >= kFewest && count <= kMost) {
-        found.push_back(std::move(applied));
-      }
-    }
-    return found;
-  }
-
-  static std::optional<Activation> activationOf(OpKind kind) {
-    switch (kind) {
-      case OpKind::Sigmoid:
-        return Activation::sigmoid;
-      case OpKind::Tanh:
-        return Activation::tanh;
-      case OpKind::GELU:
-        return Activation::gelu;
-      default:
-        return std::nullopt;
-    }
-  }
-
   // The one that is applied to this value; nullptr if there is none.
   const InPlaceActivation* appliedTo(size_t id) const {
     const auto it =
@@ -362,7 +264,7 @@ class PlanCompiler {
 
   // Values that are not fused to the binary op that reads them.
   std::unordered_set<size_t> cuts() const {
-    const auto producers = producerKinds();
+    const auto producers = producerKinds(lowered_);
     const bool product = std::any_of(lowered_.ops.begin(), lowered_.ops.end(),
                                      [](const OpSpec& op) { return op.kind() == OpKind::MatMul; });
     std::unordered_set<size_t> found;
@@ -476,64 +378,28 @@ class PlanCompiler {
     plan_->steps.push_back(std::move(step));
   }
 
-  // A convolution in small groups, and maybe ReLU, over channels-last images, where oneDNN is slow;
-  // nothing for other partitions and data.
-  std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops) const {
-    const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
-    if (!ownAvx2Kernels() || ops.size() != (relu ? 2 : 1) ||
-        ops[0]->kind() != OpKind::Convolution) {
-      return std::nullopt;
-    }
-    const auto& inputs = ops[0]->inputs();  // data, weight, and maybe bias
-    const auto& data = inputs[0];
-    const auto& weight = inputs[1];
-    const auto& result = ops.back()->outputs()[0];
-    const bool parameters_change =
-        std::any_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
-          return input.dtype != at::kFloat || !lowered_.operands.at(input.id).constant;
-        });
-    if (parameters_change || data.dtype != at::kFloat || result.dtype != at::kFloat ||
-        !data.sizes || data.sizes->size() != 4 || !weight.sizes || !result.sizes ||
-        (*weight.sizes)[0] != (*data.sizes)[1]) {
-      return std::nullopt;
-    }
-    auto pair = [](const Shape& values) {
-      return GroupedConvolution::Pair{values.end()[-2], values.end()[-1]};
-    };
-    const auto groups = ops[0]->get_attr<int64_t>(Attr::groups);
-    const GroupedConvolution kernel{(*data.sizes)[0],
-                                    pair(*data.sizes),
-                                    pair(*result.sizes),
-                                    pair(*weight.sizes),
-                                    pair(ops[0]->get_attr<Shape>(Attr::strides)),
-                                    pair(ops[0]->get_attr<Shape>(Attr::dilations)),
-                                    pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
-                                    groups,
-                                    (*data.sizes)[1] / groups,
-                                    relu};
-    const auto outer = outputLayout(result.id);
-    const bool channels_last =
-        inputLayout(data.id).get_strides() == channelsLastStrides(*data.sizes) &&
-        (outer.get_layout_type() == LayoutType::any ||
-         outer.get_strides() == channelsLastStrides(*result.sizes));
-    return channels_last && isSlowInOneDnn(kernel) && kernel.isSupported() ? std::optional(kernel)
-                                                                           : std::nullopt;
-  }
-
-  // A step for such a partition, by a kernel of our own. False if it is none.
+  // A step for a convolution in small groups over channels-last images, by a kernel of our own.
+  // False for any other partition.
   bool groupedConvolution(const Ops& ops) {
-    const auto kernel = slowGroupedConvolution(ops);
+    const auto kernel = slowGroupedConvolution(ops, lowered_);
     if (!kernel) {
       return false;
     }
     const auto& inputs = ops[0]->inputs();
+    const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
+    const auto outer = outputLayout(result.id);
+    if (inputLayout(data.id).get_strides() != channelsLastStrides(*data.sizes) ||
+        (outer.get_layout_type() != LayoutType::any &&
+         outer.get_strides() != channelsLastStrides(*result.sizes))) {
+      return false;
+    }
     const auto weight = constantTensor(inputs[1].id).contiguous();
     if (!weight.isfinite().all().item<bool>()) {  // in the padding, the others make NaN of zeros
       return false;
     }
     Plan::Step step;
-    step.inputs.emplace_back(*knownSlot(inputs[0].id), inputLayout(inputs[0].id));
+    step.inputs.emplace_back(*knownSlot(data.id), inputLayout(data.id));
     const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel->weightSizes(),
                                               kernel->weightStrides(), Property::constant);
     if (const auto releasable = findReleasable(weight)) {
@@ -562,7 +428,7 @@ class PlanCompiler {
     return true;
   }
 
-  // A step for such a partition. False if it is none.
+  // A step for an activation apart. False if the partition is none.
   bool activation(const Ops& ops) {
     const auto* applied = appliedTo(ops.front()->inputs()[0].id);
     if (applied == nullptr || applied->ops != ops) {
@@ -585,14 +451,6 @@ class PlanCompiler {
                    "eltwise", "llga_activation:avx2"};
     plan_->steps.push_back(std::move(step));
     return true;
-  }
-
-  // Groups of 4 channels take its gemm. With groups of 8, pixels that are a multiple of 512 bytes
-  // apart share few sets of the cache, and 3.2 is slow on all large images.
-  static bool isSlowInOneDnn(const GroupedConvolution& kernel) {
-    static const bool old = dnnl_version()->minor < 7;
-    return kernel.channels == 4 || kernel.groups * kernel.channels % 128 == 0 ||
-           (old && kernel.size[1] >= 56);
   }
 
   // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images: one step, by a

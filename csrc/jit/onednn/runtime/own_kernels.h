@@ -1,0 +1,45 @@
+// Where a kernel of our own is to stand in for oneDNN's: what is known of its speed.
+//
+// Decisions only; compile.cpp makes the steps of a plan. Stateless but for the environment, which
+// is read once.
+#pragma once
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "jit/onednn/ops/lowering.h"
+#include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/grouped_convolution.h"
+
+namespace llga {
+
+// Of one partition, in the order of the subgraph.
+using Ops = std::vector<const OpSpec*>;
+
+// False if the environment holds LLGA_FUSER_OWN_KERNELS=off: all is left to oneDNN.
+bool ownKernels();
+
+// Of the op that computes it, by value.
+std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph);
+
+// An activation that is applied to a result in place.
+struct InPlaceActivation {
+  Activation activation;
+  Ops ops;
+  size_t from;
+  size_t to;
+};
+
+// Activations at the end of the group that are faster in another pass over the result than in
+// oneDNN's: of float32 results that are neither tiny nor too large for the caches. Threads find
+// in their caches what they computed themselves, and convolutions distribute channels, too: with
+// several threads, only products have another pass. `group_outputs`: index by value.
+std::vector<InPlaceActivation> activationsApart(
+    const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs);
+
+// A convolution in small groups, and maybe ReLU, where oneDNN is slow; nothing for other
+// partitions. The images have to be channels last.
+std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops, const LoweredGraph& graph);
+
+}  // namespace llga
