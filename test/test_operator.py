@@ -723,7 +723,21 @@ def test_fork() -> None:
     child("fork")
 
 
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+LINUX = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads /proc, counts page faults"
+)
+
+
+@LINUX
+def test_memory_is_flat() -> None:
+    """Plans hold the weights of one model and some kilobytes: ten more of them would show."""
+    assert int(child("flat")) < 8 << 20
+
+
+@LINUX
+@pytest.mark.slow
+def test_memory_is_flat_over_ten_thousand_calls() -> None:
+    assert int(child("flat", "10000", "200", "50", timeout=900)) < 8 << 20
 
 
 # ---------------------------------------------------------------------------------------- the arena
@@ -742,8 +756,7 @@ MIB = 1 << 20
 def arena() -> Callable[[], int]:
     gc.collect()
     llga_fuser.clear_cache()
-    before = llga_fuser.cache_info().arena_bytes  # of results that other tests still hold: none
-    assert before == 0
+    assert llga_fuser.cache_info().arena_bytes == 0, "a result that another test holds lies in it"
     return lambda: llga_fuser.cache_info().arena_bytes
 
 
@@ -797,7 +810,7 @@ def test_a_large_call_is_forgotten(arena: Callable[[], int]) -> None:
     assert arena() < 4 * MIB
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts minor page faults")
+@LINUX
 def test_memory_is_not_cleared_anew() -> None:
     """48 MiB between two groups: the C library returns that much to the system after each call."""
     assert int(child("faults")) < 48 * MIB // 4096 // 20
@@ -827,15 +840,3 @@ def test_arena_serves_many_threads(arena: Callable[[], int]) -> None:
         list(pool.map(work, range(4)))
     llga_fuser.clear_cache()
     assert arena() == 0
-
-
-@LINUX
-def test_memory_is_flat() -> None:
-    """Plans hold the weights of one model and some kilobytes: ten more of them would show."""
-    assert int(child("flat")) < 8 << 20
-
-
-@LINUX
-@pytest.mark.slow
-def test_memory_is_flat_over_ten_thousand_calls() -> None:
-    assert int(child("flat", "10000", "200", "50", timeout=900)) < 8 << 20

@@ -4,13 +4,13 @@
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <string_view>
 #include <vector>
+
+#include "jit/onednn/runtime/environment.h"
 
 namespace llga {
 namespace {
@@ -243,10 +243,7 @@ class Arena final : public c10::Allocator {
 };
 
 bool usesArena() {
-  static const bool uses = [] {
-    const char* text = std::getenv("LLGA_FUSER_ARENA");
-    return text == nullptr || std::string_view(text) != "off";
-  }();
+  static const bool uses = !switchedOff("LLGA_FUSER_ARENA");
   return uses;
 }
 

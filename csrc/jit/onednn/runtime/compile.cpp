@@ -1,7 +1,6 @@
 #include "jit/onednn/runtime/compile.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 #include <fmt/format.h>
@@ -9,8 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>

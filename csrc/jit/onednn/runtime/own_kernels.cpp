@@ -4,10 +4,9 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/environment.h"
 
 namespace llga {
 namespace {
@@ -42,10 +41,7 @@ bool isSlowInOneDnn(const GroupedConvolution& kernel) {
 }  // namespace
 
 bool ownKernels() {
-  static const bool on = [] {
-    const char* text = std::getenv("LLGA_FUSER_OWN_KERNELS");
-    return text == nullptr || std::string_view(text) != "off";
-  }();
+  static const bool on = !switchedOff("LLGA_FUSER_OWN_KERNELS");
   return on;
 }
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <limits>
-#include <string_view>
+
+#include "jit/onednn/runtime/environment.h"
 
 namespace llga {
 namespace {
@@ -20,10 +20,7 @@ constexpr double kSlow = 4;             // times as long as the subgraph
 constexpr double kWhile = 50e-3;        // seconds of all runs
 
 std::atomic<bool>& checking() {
-  static std::atomic<bool> on = [] {
-    const char* text = std::getenv("LLGA_FUSER_SPEED_CHECK");
-    return text == nullptr || std::string_view(text) != "off";
-  }();
+  static std::atomic<bool> on = !switchedOff("LLGA_FUSER_SPEED_CHECK");
   return on;
 }
 
