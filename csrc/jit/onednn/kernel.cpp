@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <span>
 
 #include "jit/onednn/inspect.h"
@@ -31,6 +32,10 @@ using c10::IValue;
 using torch::jit::Stack;
 
 std::atomic<int> fpmath_mode{dnnl_fpmath_mode_strict};
+
+// A plan is measured again when the calls since have taken this many times as long as measuring it
+// took; then this many times that; and so on.
+constexpr double kPatience = 10;
 
 // Keys that a plain CPU tensor may or may not have without being another kind of tensor.
 constexpr c10::DispatchKeySet kIgnoredKeys =
@@ -387,6 +392,10 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
   const std::unique_lock lock(mutex_);
   for (const auto& [known, entry] : entries_) {
     if (known == hash && matches(*entry, environment, inputs)) {
+      if (entry->calls_to_retry > 0 && --entry->calls_to_retry == 0) {
+        entry->state = Entry::State::compiling;
+        ours = true;
+      }
       return entry;
     }
   }
@@ -432,6 +441,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   PlanCache::instance().missed();
   std::shared_ptr<const Plan> plan;
   std::string reason;
+  double interpreter_seconds = 0;  // of a call, where the plan is the slower one
   try {
     if (auto* execution = Execution::current()) {
       execution->compiled = true;
@@ -448,6 +458,9 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     };
     plan = compileChecked(requestFor(inputs, facts, entry.environment), inputs.vec(), interpret,
                           recorded.count());
+  } catch (const TooSlow& error) {
+    reason = error.reason;
+    interpreter_seconds = error.interpreter_seconds;
   } catch (const CompileError& error) {
     reason = error.reason;
   } catch (const std::exception& error) {
@@ -455,13 +468,18 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     reason = fmt::format("the subgraph raises: {}", error.what());
   }
   GRAPH_DEBUG("llga: compiled ", qualifiedName(subgraph_->return_node()), " reason: ", reason);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   {
     const std::unique_lock lock(mutex_);
     entry.state = plan ? Entry::State::ready : Entry::State::failed;
     entry.plan = std::move(plan);
     entry.reason = std::move(reason);
+    if (interpreter_seconds > 0) {
+      entry.patience *= kPatience;
+      entry.calls_to_retry =
+          static_cast<uint64_t>(std::ceil(entry.patience * elapsed.count() / interpreter_seconds));
+    }
   }
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   PlanCache::instance().compiled(elapsed.count());
 }
 

@@ -98,7 +98,9 @@ class FusionKernel final : public PlanOwner {
     std::vector<InputSignature> inputs;
     State state = State::compiling;
     std::shared_ptr<const Plan> plan;
-    std::string reason;  // failed
+    std::string reason;           // failed
+    uint64_t calls_to_retry = 0;  // failed, but for speed alone, which may have been another's load
+    double patience = 1;          // how long until then, in the time that measuring took
     std::atomic<uint64_t> last_used{0};
   };
   using EntryPtr = std::shared_ptr<Entry>;
@@ -118,6 +120,7 @@ class FusionKernel final : public PlanOwner {
   // With the callbacks of profilers and reports.
   void runObserved(torch::jit::Stack& stack, at::StepCallbacks&& callbacks);
   void runSlow(torch::jit::Stack& stack);
+  // The entry for these inputs; `ours` if the caller has to compile it.
   EntryPtr claim(const Environment& environment, c10::ArrayRef<c10::IValue> inputs, bool& ours);
   // Dense inputs as the subgraph gets them in eager.
   torch::jit::Stack allAsInEager(c10::ArrayRef<c10::IValue> inputs) const;

@@ -68,7 +68,8 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
   if (once < kWorthALook || once < kSlow * subgraph_seconds) {
     return plan;
   }
-  const auto limit = kSlow * fastest(run_subgraph, once / kSlow / kSlow);
+  const auto interpreter = fastest(run_subgraph, once / kSlow / kSlow);
+  const auto limit = kSlow * interpreter;
   auto seconds = fastest([&] { run(*plan); }, limit);
   if (seconds <= limit) {
     return plan;
@@ -80,8 +81,9 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
       return apart;
     }
   }
-  throw CompileError{fmt::format("oneDNN takes {:.0f} times as long as PyTorch at these sizes",
-                                 kSlow * seconds / limit)};
+  throw TooSlow{{fmt::format("oneDNN takes {:.0f} times as long as PyTorch at these sizes",
+                             seconds / interpreter)},
+                interpreter};
 }
 
 }  // namespace llga

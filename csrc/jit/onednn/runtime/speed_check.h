@@ -16,9 +16,14 @@
 
 namespace llga {
 
+// The interpreter is the faster one, by what was measured: other work on the machine may be why.
+struct TooSlow : CompileError {
+  double interpreter_seconds;  // of one run
+};
+
 // The plan for `request` and inputs like `inputs`. `run_subgraph` runs the same in the interpreter,
 // as the fallback would; `subgraph_seconds` is what that has taken already, once. Throws
-// CompileError, also where the interpreter is the faster one.
+// CompileError, TooSlow among them.
 std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::jit::Stack& inputs,
                                            const std::function<void()>& run_subgraph,
                                            double subgraph_seconds);
