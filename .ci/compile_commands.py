@@ -2,7 +2,8 @@
 
     compile_commands.py <build directory> <output directory>
 
-The build uses a header precompiled by g++, which clang cannot load; it gets the header itself.
+The build uses a header precompiled by g++, which clang cannot load; it gets the header itself. It
+has no omp.h, either, and reads the code as if without OpenMP.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def without_pch(command: str) -> list[str] | None:
     for word in words:
         if word.endswith("cmake_pch.hxx"):
             result.append(str(ROOT / "csrc/jit/onednn/pch.h"))
-        elif not word.startswith("-W"):  # the warnings, too, are chosen for g++
+        elif not word.startswith(("-W", "-fopenmp")):  # the warnings, too, are chosen for g++
             result.append(word)
     return result
 

@@ -15,6 +15,7 @@ import functools
 import gc
 import io
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -44,6 +45,7 @@ from util import (
     fused_graph,
     fuses,
     has_avx2_kernels,
+    has_winograd_kernels,
     net,
     onednn_version,
     randomize,
@@ -1813,6 +1815,124 @@ def test_grouped_convolution(case: str, relu: bool) -> None:
     )
     # oneDNN's weights of grouped convolutions are not packed.
     assert (packed > 0) == (own and has_avx2_kernels())
+
+
+class Winograd(NamedTuple):
+    """A convolution of 3 x 3: size of the input, outputs, and what it does."""
+
+    size: tuple[int, ...]
+    outputs: int
+    padding: Any = 1
+    bias: bool = True
+    code: str = "self.c(x)"
+    fused: int = 1
+
+
+WINOGRAD = {
+    "alone": Winograd((1, 64, 28, 28), 64),
+    "small_tiles": Winograd((1, 256, 14, 14), 256),
+    "no_padding": Winograd((1, 64, 29, 31), 48, padding=0, code="F.relu(self.c(x))"),
+    "much_padding": Winograd((2, 48, 27, 18), 80, padding=(2, 1), bias=False),
+    "more_padding_than_image": Winograd((40, 128, 3, 3), 128, padding=4),
+    "one_column": Winograd((1, 64, 300, 1), 64),
+    "batch": Winograd((5, 32, 19, 22), 160, code="F.relu(self.c(x))"),
+    "skip": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(x) + x)"),
+    "skip_before": Winograd((3, 64, 15, 13), 64, bias=False, code="x + self.c(x)"),
+    "chain": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(F.relu(self.c(x))) + x)", fused=2),
+}
+
+
+def kernels_of(module: nn.Module, *inputs: Tensor) -> list[str]:
+    groups = llga_fuser.report(module, *inputs, rounds=1).groups
+    return [group.main.implementation for group in groups if group.main is not None]
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", WINOGRAD)
+def test_convolution_by_winograd(case: str) -> None:
+    c = WINOGRAD[case]
+    conv = nn.Conv2d(c.size[1], c.outputs, 3, padding=c.padding, bias=c.bias)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    m = net(c.code, c=conv).eval()
+    check(m, [x], groups=c.fused, fused="_convolution")
+    own = [name.startswith("llga_winograd:") for name in kernels_of(m, x)]
+    assert own == [has_winograd_kernels()] * c.fused
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [(1, 64, 28, 28), (1, 256, 14, 14)], ids=["large", "small"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_winograd_spreads_nothing(size: tuple[int, ...], value: float, threads: int) -> None:
+    """The transformed tile mixes all of its pixels; an infinity reaches its own neighbours only."""
+    m = net("F.relu(self.c(x) + x)", c=nn.Conv2d(size[1], size[1], 3, padding=1)).eval()
+    # An exact zero times an infinity is NaN, a small number times it is an infinity.
+    m.c.weight.data[::3, ::2, 1, 1] = 0
+    m.c.weight.data[1::3, ::2, 1, 1] = 1e-12
+    x = torch.randn(size).to(memory_format=torch.channels_last)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            script = to_script(m, [x])
+            for _ in range(3):
+                script(x)
+            for place in ((0, 3, 0, 0), (0, 7, 5, 6), (0, 8, 13, 13)):
+                y = x.clone(memory_format=torch.preserve_format)
+                y[place] = value
+                result, expected = script(y), m(y)
+                assert_same(result, expected)
+                assert result.isfinite().sum() > result.numel() // 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("why", "change"),
+    [
+        ("stride", {"stride": 2}),
+        ("dilation", {"dilation": 2}),
+        ("groups", {"groups": 2}),
+        ("kernel", {"kernel_size": 5}),
+        ("channels", {"in_channels": 12}),
+        ("few", {"in_channels": 16, "out_channels": 16}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_convolutions_are_left_to_onednn(why: str, change: dict[str, Any]) -> None:
+    options = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1, **change}
+    conv = nn.Conv2d(**options)
+    x = torch.randn(1, conv.in_channels, 28, 28).to(memory_format=torch.channels_last)
+    m = net("self.c(x)", c=conv).eval()
+    check(m, [x], groups=1, fused="_convolution")
+    assert not any(name.startswith("llga_winograd") for name in kernels_of(m, x)), why
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e38])
+def test_winograd_is_not_for_such_weights(value: float) -> None:
+    m = net("self.c(x)", c=nn.Conv2d(64, 64, 3, padding=1)).eval()
+    m.c.weight.data[5, 6, 1, 1] = value
+    x = torch.randn(1, 64, 28, 28).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+    assert not any(name.startswith("llga_winograd") for name in kernels_of(m, x))
+
+
+def test_winograd_shares_its_weight() -> None:
+    """Between signatures with the same tile; the module's own copy stays as it is."""
+    m = net("self.c(x)", c=nn.Conv2d(64, 64, 3, padding=1)).eval()
+    gc.collect()
+    llga_fuser.clear_cache()
+    others = llga_fuser.cache_info().packed_bytes
+    with torch.no_grad():
+        script = to_script(m, [torch.randn(1, 64, 28, 28)])
+        for height in (28, 32, 40):
+            x = torch.randn(1, 64, height, 28).to(memory_format=torch.channels_last)
+            for _ in range(3):
+                assert_same(script(x), m(x))
+    packed = llga_fuser.cache_info().packed_bytes - others
+    assert packed == (m.c.weight.nbytes * (4 if has_winograd_kernels() else 1))
 
 
 class Applied(NamedTuple):

@@ -408,6 +408,12 @@ def has_avx2_kernels() -> bool:
     return llga_fuser._C.runtime_info()["isa"] in {"avx2", "avx2_vnni"}
 
 
+def has_winograd_kernels() -> bool:
+    """Whether convolutions of 3 x 3 may take kernels of the fuser's own."""
+    isa = llga_fuser._C.runtime_info()["isa"]
+    return has_avx2_kernels() or isa.startswith("avx512")
+
+
 def onednn_version() -> tuple[int, ...]:
     """Of the oneDNN that runs, for what only newer versions can do."""
     return tuple(int(i) for i in llga_fuser._C.runtime_info()["onednn"].split(".")[:2])

@@ -13,6 +13,7 @@
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/quantization.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/own_kernels.h"
 
 namespace llga {
 namespace {
@@ -97,13 +98,14 @@ class BlockPartitioner {
   BlockPartitioner(Block* block, const AliasDb& aliases) : block_(block) { lowerAll(aliases); }
 
   std::vector<Proposal> propose() {
-    // A node whose ops are torn apart goes back to aten, which may change what the others get.
+    // A node whose ops are torn apart goes back to aten, which may change what the others get. So
+    // may the end of a partition where oneDNN did not see one.
     for (;;) {
       if (candidates_.empty()) {
         return {};
       }
       auto partitions = partition();
-      if (!dropSplitNodes(partitions)) {
+      if (!dropSplitNodes(partitions) && !takeApart(partitions)) {
         return proposals(partitions);
       }
     }
@@ -314,6 +316,11 @@ class BlockPartitioner {
         graph.add_op(end);
       }
     }
+    for (const auto* value : ends_) {
+      dnnl::graph::op end(wildcard_id++, OpKind::End, "end of a partition");
+      end.add_input(tensorOf(value));
+      graph.add_op(end);
+    }
     graph.finalize();
 
     std::vector<Part> parts;
@@ -349,6 +356,38 @@ class BlockPartitioner {
       }
     }
     return dropped;
+  }
+
+  // oneDNN has patterns for whole stages of a ResNet. It computes their float32 convolutions one by
+  // one all the same, and in one partition no kernel of our own can stand in for one of them.
+  bool takeApart(const std::vector<Part>& parts) {
+    const auto before = ends_.size();
+    for (const auto& part : parts) {
+      std::unordered_set<const Node*> convolutions;
+      bool floats = winogradIsOn();
+      for (const auto* node : part.nodes) {
+        const auto& candidate = candidates_.at(const_cast<Node*>(node));
+        for (size_t i = 0; i < candidate.ops; ++i) {
+          const auto& op = lowered_.ops[candidate.first_op + i];
+          floats = floats && op.inputs()[0].dtype == at::kFloat && op.kind() != OpKind::Quantize &&
+                   op.kind() != OpKind::Dequantize;
+          if (op.kind() == OpKind::Convolution) {
+            convolutions.insert(node);
+          }
+        }
+      }
+      if (!floats || convolutions.size() < 2) {
+        continue;
+      }
+      const std::unordered_set<const Node*> members(part.nodes.begin(), part.nodes.end());
+      for (const auto* node : convolutions) {
+        const auto* data = behind(node->input(0));
+        if (members.count(data->node()) != 0) {
+          ends_.insert(data);
+        }
+      }
+    }
+    return ends_.size() > before;
   }
 
   std::vector<Proposal> proposals(const std::vector<Part>& parts) {
@@ -416,6 +455,7 @@ class BlockPartitioner {
   size_t next_id_ = size_t{1} << 32;
   LoweredGraph lowered_;
   std::unordered_map<Node*, Candidate> candidates_;
+  std::unordered_set<const Value*> ends_;  // of partitions, also where oneDNN would go on
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
 // TorchScript block -> oneDNN graph -> proposals for fusion groups.
 //
 // The bridge passes a whole block to oneDNN, unknown ops as Wildcard, and takes the partitions as
-// they are: it knows no fusion pattern, so a newer oneDNN fuses more with no change here. This
+// they are, but for those of several float32 convolutions: it knows no fusion pattern, so a newer
+// oneDNN fuses more with no change here. This
 // header names no oneDNN type; the passes see proposals only.
 #pragma once
 

@@ -70,7 +70,7 @@ class PlanCompiler {
     if (!concatAffine()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
-        if (!groupedConvolution(ops) && !activation(ops)) {
+        if (!groupedConvolution(ops) && !winograd(ops) && !activation(ops)) {
           compile(partition, ops);
         }
       }
@@ -385,10 +385,7 @@ class PlanCompiler {
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
-    const auto outer = outputLayout(result.id);
-    if (inputLayout(data.id).get_strides() != channelsLastStrides(*data.sizes) ||
-        (outer.get_layout_type() != LayoutType::any &&
-         outer.get_strides() != channelsLastStrides(*result.sizes))) {
+    if (!isChannelsLast(inputLayout(data.id), data) || !mayBeChannelsLast(result)) {
       return false;
     }
     const auto weight = constantTensor(inputs[1].id).contiguous();
@@ -410,10 +407,7 @@ class PlanCompiler {
       step.inputs.emplace_back(keep(constantTensor(inputs[2].id).contiguous()),
                                inputLayout(inputs[2].id));
     }
-    const auto layout =
-        strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes));
-    layouts_.insert_or_assign(result.id, layout);
-    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
+    addChannelsLastResult(step, result);
     step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
                      kernel.run(static_cast<const float*>(from[0]),
                                 static_cast<const float*>(from[1]),
@@ -423,6 +417,78 @@ class PlanCompiler {
                    "convolution", "llga_grouped:avx2"};
     plan_->steps.push_back(std::move(step));
     return true;
+  }
+
+  // A step for a convolution, and maybe an addition and ReLU, over channels-last images by
+  // Winograd's algorithm. False for any other partition.
+  bool winograd(const Ops& ops) {
+    const auto found = winogradConvolution(ops, lowered_);
+    if (!found || request_.fpmath_mode != dnnl::fpmath_mode::strict) {
+      return false;
+    }
+    const auto& inputs = ops[0]->inputs();
+    const auto& data = inputs[0];
+    const auto& result = ops.back()->outputs()[0];
+    if (!isChannelsLast(inputLayout(data.id), data) || !mayBeChannelsLast(result)) {
+      return false;
+    }
+    if (found->addend &&
+        (!knownSlot(*found->addend) || !isChannelsLast(inputLayout(*found->addend), result))) {
+      return false;
+    }
+    constexpr double kLarge = 1e30;  // sums of a few such numbers are finite
+    const auto weight = constantTensor(inputs[1].id).contiguous();
+    if (findReleasable(weight) || !(weight.abs().max().item<double>() < kLarge)) {
+      return false;
+    }
+    const auto& kernel = found->kernel;
+    Plan::Step step;
+    auto bind = [&](const Slot& slot, const Layout& layout) {
+      step.inputs.emplace_back(slot, layout);
+      return step.inputs.size() - 1;
+    };
+    bind(*knownSlot(data.id), inputLayout(data.id));
+    auto transformed = transformWeight(weight, kernel.weightSizes(),
+                                       [&] { return kernel.transformed(weight); });
+    bind(constantSlot(transformed->data()), inputLayout(inputs[1].id));
+    plan_->packed.push_back(std::move(transformed));
+    bind(keep(weight), inputLayout(inputs[1].id));
+    size_t bias = 0;
+    if (inputs.size() == 3) {
+      bias = bind(keep(constantTensor(inputs[2].id).contiguous()), inputLayout(inputs[2].id));
+    }
+    size_t addend = 0;
+    if (found->addend) {
+      addend = bind(*knownSlot(*found->addend), inputLayout(*found->addend));
+      inplace_[result.id] = *found->addend;
+    }
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel, bias, addend](auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({data(0), data(1), data(2), bias != 0 ? data(bias) : nullptr,
+                                 addend != 0 ? data(addend) : nullptr,
+                                 static_cast<float*>(to[0])});
+                   },
+                   "convolution", fmt::format("llga_winograd:{}", kernel.isa())};
+    plan_->steps.push_back(std::move(step));
+    return true;
+  }
+
+  static bool isChannelsLast(const Layout& layout, const Operand& like) {
+    return layout.get_layout_type() == LayoutType::strided &&
+           layout.get_strides() == channelsLastStrides(*like.sizes);
+  }
+
+  bool mayBeChannelsLast(const Operand& result) const {
+    const auto layout = outputLayout(result.id);
+    return layout.get_layout_type() == LayoutType::any || isChannelsLast(layout, result);
+  }
+
+  void addChannelsLastResult(Plan::Step& step, const Operand& result) {
+    const auto layout =
+        strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes));
+    layouts_.insert_or_assign(result.id, layout);
+    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
   }
 
   // A step for an activation apart. False if the partition is none.

@@ -148,20 +148,22 @@ bool saturatesInt8() {
   return saturates && !saturationAllowed();
 }
 
-bool supportsBf16() {
-  static const bool supported = [] {
+bool usesAvx512() {
+  static const bool uses = [] {
     switch (dnnl::get_effective_cpu_isa()) {
       case dnnl::cpu_isa::sse41:
       case dnnl::cpu_isa::avx:
       case dnnl::cpu_isa::avx2:
       case dnnl::cpu_isa::avx2_vnni:
-      case dnnl::cpu_isa::avx2_vnni_2:  // a few kernels only
+      case dnnl::cpu_isa::avx2_vnni_2:
         return false;
       default:
         return true;
     }
   }();
-  return supported;
+  return uses;
 }
+
+bool supportsBf16() { return usesAvx512(); }  // avx2_vnni_2 has a few kernels only
 
 }  // namespace llga

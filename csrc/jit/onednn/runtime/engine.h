@@ -27,7 +27,10 @@ std::string onednnHash();
 // The instruction set oneDNN may use: "avx512_core_amx", ...
 std::string effectiveIsa();
 
-// Whether oneDNN has bfloat16 kernels for this processor (and ONEDNN_MAX_CPU_ISA).
+// Whether oneDNN uses AVX-512 on this processor (and with ONEDNN_MAX_CPU_ISA).
+bool usesAvx512();
+
+// Whether oneDNN has bfloat16 kernels there.
 bool supportsBf16();
 
 // Whether oneDNN computes float32 matrix products in its gemm for AVX and AVX2.

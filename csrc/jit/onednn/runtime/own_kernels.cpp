@@ -30,6 +30,25 @@ std::optional<Activation> activationOf(OpKind kind) {
   }
 }
 
+// Of float32 images of known sizes, with constant parameters.
+bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph) {
+  if (op.kind() != OpKind::Convolution) {
+    return false;
+  }
+  const auto& inputs = op.inputs();  // data, weight, and maybe bias
+  const bool parameters = std::all_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
+    return input.dtype == at::kFloat && graph.operands.at(input.id).constant;
+  });
+  const auto& data = inputs[0];
+  const auto& result = op.outputs()[0];
+  return parameters && data.dtype == at::kFloat && data.sizes && data.sizes->size() == 4 &&
+         inputs[1].sizes && result.dtype == at::kFloat && result.sizes;
+}
+
+std::array<int64_t, 2> pair(const Shape& values) {
+  return {values.end()[-2], values.end()[-1]};
+}
+
 // Groups of 4 channels take its gemm. With groups of 8, pixels that are a multiple of 512 bytes
 // apart share few sets of the cache, and 3.2 is slow on all large images.
 bool isSlowInOneDnn(const GroupedConvolution& kernel) {
@@ -43,6 +62,11 @@ bool isSlowInOneDnn(const GroupedConvolution& kernel) {
 bool ownKernels() {
   static const bool on = !switchedOff("LLGA_FUSER_OWN_KERNELS");
   return on;
+}
+
+bool winogradIsOn() {
+  static const bool on = !switchedOff("LLGA_FUSER_WINOGRAD");
+  return on && ownKernels();
 }
 
 std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph) {
@@ -102,25 +126,15 @@ std::vector<InPlaceActivation> activationsApart(
 std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops,
                                                          const LoweredGraph& graph) {
   const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
-  if (!ownAvx2Kernels() || ops.size() != (relu ? 2 : 1) || ops[0]->kind() != OpKind::Convolution) {
+  if (!ownAvx2Kernels() || ops.size() != (relu ? 2 : 1) || !isImageConvolution(*ops[0], graph)) {
     return std::nullopt;
   }
-  const auto& inputs = ops[0]->inputs();  // data, weight, and maybe bias
-  const auto& data = inputs[0];
-  const auto& weight = inputs[1];
+  const auto& data = ops[0]->inputs()[0];
+  const auto& weight = ops[0]->inputs()[1];
   const auto& result = ops.back()->outputs()[0];
-  const bool parameters_change =
-      std::any_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
-        return input.dtype != at::kFloat || !graph.operands.at(input.id).constant;
-      });
-  if (parameters_change || data.dtype != at::kFloat || result.dtype != at::kFloat || !data.sizes ||
-      data.sizes->size() != 4 || !weight.sizes || !result.sizes ||
-      (*weight.sizes)[0] != (*data.sizes)[1]) {
+  if (result.dtype != at::kFloat || (*weight.sizes)[0] != (*data.sizes)[1]) {
     return std::nullopt;
   }
-  auto pair = [](const Shape& values) {
-    return GroupedConvolution::Pair{values.end()[-2], values.end()[-1]};
-  };
   const auto groups = ops[0]->get_attr<int64_t>(Attr::groups);
   const GroupedConvolution kernel{(*data.sizes)[0],
                                   pair(*data.sizes),
@@ -133,6 +147,50 @@ std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops,
                                   (*data.sizes)[1] / groups,
                                   relu};
   return isSlowInOneDnn(kernel) && kernel.isSupported() ? std::optional(kernel) : std::nullopt;
+}
+
+std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph) {
+  if (!winogradIsOn() || !isImageConvolution(*ops[0], graph)) {
+    return std::nullopt;
+  }
+  const auto& data = ops[0]->inputs()[0];
+  const auto& weight = ops[0]->inputs()[1];
+  const auto ones = Shape{1, 1};
+  if (ops[0]->get_attr<int64_t>(Attr::groups) != 1 ||
+      pair(*weight.sizes) != std::array<int64_t, 2>{3, 3} ||
+      ops[0]->get_attr<Shape>(Attr::strides) != ones ||
+      ops[0]->get_attr<Shape>(Attr::dilations) != ones) {
+    return std::nullopt;
+  }
+  AddedConvolution found;
+  auto last = ops[0]->outputs()[0];
+  size_t known = 1;
+  if (known < ops.size() && ops[known]->kind() == OpKind::Add) {
+    const auto& terms = ops[known]->inputs();
+    const auto& addend = terms[0].id == last.id ? terms[1] : terms[0];
+    if ((terms[0].id == last.id) == (terms[1].id == last.id) || addend.dtype != at::kFloat || addend.sizes != last.sizes) {
+      return std::nullopt;
+    }
+    found.addend = addend.id;
+    last = ops[known++]->outputs()[0];
+  }
+  const bool relu = known < ops.size() && ops[known]->kind() == OpKind::ReLU &&
+                    ops[known]->inputs()[0].id == last.id;
+  if (relu) {
+    last = ops[known++]->outputs()[0];
+  }
+  if (known != ops.size()) {
+    return std::nullopt;
+  }
+  found.kernel = {(*data.sizes)[0],
+                  pair(*data.sizes),
+                  pair(*last.sizes),
+                  pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
+                  (*data.sizes)[1],
+                  (*weight.sizes)[0],
+                  relu};
+  found.kernel.tile = found.kernel.chooseTile();
+  return found.kernel.tile != 0 ? std::optional(found) : std::nullopt;
 }
 
 }  // namespace llga

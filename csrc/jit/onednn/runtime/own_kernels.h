@@ -11,6 +11,7 @@
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
+#include "jit/onednn/runtime/winograd.h"
 
 namespace llga {
 
@@ -19,6 +20,9 @@ using Ops = std::vector<const OpSpec*>;
 
 // False if the environment holds LLGA_FUSER_OWN_KERNELS=off: all is left to oneDNN.
 bool ownKernels();
+
+// False if that is off, or the environment holds LLGA_FUSER_WINOGRAD=off.
+bool winogradIsOn();
 
 // Of the op that computes it, by value.
 std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph);
@@ -41,5 +45,14 @@ std::vector<InPlaceActivation> activationsApart(
 // A convolution in small groups, and maybe ReLU, where oneDNN is slow; nothing for other
 // partitions. The images have to be channels last.
 std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops, const LoweredGraph& graph);
+
+struct AddedConvolution {
+  WinogradConvolution kernel;
+  std::optional<size_t> addend;  // a value like the result
+};
+
+// A convolution, and maybe an addition and ReLU, that takes less time by Winograd's algorithm;
+// nothing for other partitions, or where that is off. Images and addend have to be channels last.
+std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph);
 
 }  // namespace llga

@@ -139,8 +139,10 @@ PackedWeight::PackedWeight(at::Tensor memory, size_t bytes)
 
 PackedWeight::~PackedWeight() { live_bytes -= bytes_; }
 
-PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement) {
-  const auto wanted = withId(layout, 0);
+namespace {
+
+PackedWeightPtr shared(const at::Tensor& weight, const Layout& wanted, Placement placement,
+                       const std::function<at::Tensor()>& make) {
   auto& reg = registry();
   const std::lock_guard lock(reg.mutex);
   const auto* key = weight.storage().unsafeGetStorageImpl();
@@ -158,13 +160,27 @@ PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Place
     }
     ++it;
   }
-  auto packed = std::make_shared<const PackedWeight>(
-      isOpaque(wanted) ? packOpaque(weight, wanted) : packStrided(weight, wanted, placement),
-      wanted.get_mem_size());
+  auto packed = std::make_shared<const PackedWeight>(make(), wanted.get_mem_size());
   reg.entries.emplace(
       key, Entry{weight.storage().getWeakStorageImpl(), version, weight.sizes().vec(),
                  weight.strides().vec(), weight.storage_offset(), wanted, placement, packed});
   return packed;
+}
+
+}  // namespace
+
+PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement) {
+  const auto wanted = withId(layout, 0);
+  return shared(weight, wanted, placement, [&] {
+    return isOpaque(wanted) ? packOpaque(weight, wanted) : packStrided(weight, wanted, placement);
+  });
+}
+
+PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes,
+                                const std::function<at::Tensor()>& transform) {
+  const Layout wanted(0, dnnl::graph::logical_tensor::data_type::f32, sizes,
+                      c10::TensorType::contiguousStridesOf(sizes));
+  return shared(weight, wanted, Placement::aligned, transform);
 }
 
 size_t packedBytes() { return live_bytes; }

@@ -1,0 +1,159 @@
+#include "jit/onednn/runtime/winograd.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/winograd_tiles.h"
+
+namespace llga {
+namespace {
+
+// Null without AVX2, or where oneDNN was told not to use it.
+const winograd::Kernels* kernels() {
+  static const auto* found = []() -> const winograd::Kernels* {
+    if (usesAvxGemm()) {
+      const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+      return can ? &winograd::avx2 : nullptr;
+    }
+    return usesAvx512() && __builtin_cpu_supports("avx512f") != 0 ? &winograd::avx512 : nullptr;
+  }();
+  return found;
+}
+
+int64_t panels(int64_t outputs) { return (outputs + kernels()->panel - 1) / kernels()->panel; }
+
+// Cost in products. What is not arithmetic was measured on Zen 3, with one and two threads: to
+// transform one number of a tile, and to read a number of the weight.
+constexpr double kTransform = 16;
+constexpr double kRead = 8;
+constexpr double kGain = 0.75;        // more of oneDNN's cost isn't worth a weight of another size
+constexpr double kLargeGain = 0.85;   // nor is less of the small tile's
+constexpr double kFewest = 2e6;       // products of a convolution that is worth it
+
+double directCost(const WinogradConvolution& c) {
+  const auto pixels = static_cast<double>(c.images * c.result_size[0] * c.result_size[1]);
+  return static_cast<double>(9 * c.inputs * c.outputs) * (pixels + kRead);
+}
+
+int64_t tilesOf(const WinogradConvolution& c, int64_t tile) {
+  return c.images * ((c.result_size[0] + tile - 1) / tile) * ((c.result_size[1] + tile - 1) / tile);
+}
+
+double cost(const WinogradConvolution& c, int64_t tile) {
+  const auto tiles = static_cast<double>(tilesOf(c, tile));
+  const auto products = static_cast<double>(c.inputs * c.outputs);
+  const auto numbers = static_cast<double>(c.inputs + c.outputs);
+  return static_cast<double>(winograd::points(tile)) *
+         (products * (tiles + kRead) + kTransform * numbers * tiles);
+}
+
+// Rows of G: the factors of three weights for one point.
+at::Tensor factors(int64_t tile) {
+  const std::vector<double> finite =
+      tile == 2 ? std::vector<double>{0, 1, -1} : std::vector<double>{0, 0.75, -0.75, 1.5, -1.5};
+  std::vector<double> rows;
+  for (const auto point : finite) {
+    double scale = 1;
+    for (const auto other : finite) {
+      scale *= other == point ? 1 : point - other;
+    }
+    // With these signs the kernel needs no multiplication by -1.
+    scale = tile == 2 && point == 0 ? -scale : scale;
+    rows.insert(rows.end(), {1 / scale, point / scale, point * point / scale});
+  }
+  rows.insert(rows.end(), {0, 0, 1});
+  return at::tensor(rows, at::kDouble).view({tile + 2, 3});
+}
+
+}  // namespace
+
+const char* WinogradConvolution::isa() { return kernels()->name; }
+
+int64_t WinogradConvolution::chooseTile() const {
+  if (kernels() == nullptr || inputs % kernels()->vector != 0 || outputs % kernels()->vector != 0) {
+    return 0;
+  }
+  const auto direct = directCost(*this);
+  const auto small = cost(*this, 2);
+  const auto large = cost(*this, 4);
+  if (direct < kFewest || std::min(small, large) > kGain * direct) {
+    return 0;
+  }
+  return large < kLargeGain * small ? 4 : 2;
+}
+
+std::vector<int64_t> WinogradConvolution::weightSizes() const {
+  return {winograd::points(tile), panels(outputs), inputs, kernels()->panel};
+}
+
+at::Tensor WinogradConvolution::transformed(const at::Tensor& weight) const {
+  const auto panel = kernels()->panel;
+  const auto g = factors(tile);
+  auto result = at::zeros(weightSizes(), weight.options());
+  for (int64_t first = 0; first < outputs; first += panel) {
+    const auto count = std::min(panel, outputs - first);
+    const auto points = at::matmul(
+        at::matmul(g, weight.narrow(0, first, count).to(at::kDouble)), g.t());
+    // (outputs, inputs, n, n) -> (n * n, inputs, outputs)
+    result.select(1, first / panel)
+        .narrow(2, 0, count)
+        .copy_(points.view({count, inputs, winograd::points(tile)}).permute({2, 1, 0}));
+  }
+  return result;
+}
+
+void WinogradConvolution::run(const Data& data) const {
+  constexpr int64_t kMostTiles = 64;
+  constexpr int64_t kSmallWeight = 1 << 18;  // floats
+  constexpr int64_t kNear = 1 << 16;         // floats of working memory: in a core's own cache
+  constexpr int64_t kFar = 1 << 18;
+  const winograd::Problem problem{size[0],
+                                  size[1],
+                                  result_size[0],
+                                  result_size[1],
+                                  padding[0],
+                                  padding[1],
+                                  inputs,
+                                  outputs,
+                                  tile,
+                                  relu,
+                                  data.source,
+                                  data.weight,
+                                  data.plain,
+                                  data.bias,
+                                  data.addend,
+                                  data.result};
+  const auto threads = static_cast<int64_t>(at::get_num_threads());
+  const auto tiles = tilesOf(*this, tile);
+  // The weight is read once for each block of tiles: those are larger where it is large, and
+  // threads divide the outputs between them where there are too few blocks.
+  const bool small = winograd::points(tile) * inputs * outputs <= kSmallWeight;
+  const auto one = kernels()->scratch(problem, {0, 1, 0, outputs});
+  const auto most = std::clamp((small ? kNear : kFar) / one, kernels()->rows, kMostTiles);
+  auto blocks = (tiles + most - 1) / most;
+  if (blocks > threads) {
+    blocks = (blocks + threads - 1) / threads * threads;
+  }
+  const auto wanted = std::max<int64_t>(1, threads / blocks);
+  const auto part = (panels(outputs) + wanted - 1) / wanted * kernels()->panel;
+  const auto parts = (outputs + part - 1) / part;
+  const auto scratch = kernels()->scratch(
+      problem, {0, (tiles + blocks - 1) / blocks, 0, std::min(part, outputs)});
+
+  at::parallel_for(0, blocks * parts, 1, [&](int64_t from, int64_t to) {
+    const auto memory = arena()->allocate(static_cast<size_t>(scratch) * sizeof(float));
+    for (auto i = from; i < to; ++i) {
+      const auto first_tile = tiles * (i / parts) / blocks;
+      const auto output = i % parts * part;
+      const winograd::Task task{first_tile, tiles * (i / parts + 1) / blocks - first_tile, output,
+                                std::min(part, outputs - output)};
+      kernels()->run(problem, task, static_cast<float*>(memory.get()));
+    }
+  });
+}
+
+}  // namespace llga
