@@ -1834,7 +1834,7 @@ WINOGRAD = {
     "no_padding": Winograd((1, 64, 29, 31), 48, padding=0, code="F.relu(self.c(x))"),
     "much_padding": Winograd((2, 48, 27, 18), 80, padding=(2, 1), bias=False),
     "more_padding_than_image": Winograd((40, 128, 3, 3), 128, padding=4),
-    "one_column": Winograd((1, 64, 300, 1), 64),
+    "narrow": Winograd((1, 64, 60, 6), 64),
     "batch": Winograd((5, 32, 19, 22), 160, code="F.relu(self.c(x))"),
     "skip": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(x) + x)"),
     "skip_before": Winograd((3, 64, 15, 13), 64, bias=False, code="x + self.c(x)"),
@@ -1919,6 +1919,18 @@ def test_winograd_is_not_for_such_weights(value: float) -> None:
     assert not any(name.startswith("llga_winograd") for name in kernels_of(m, x))
 
 
+def test_stages_of_a_resnet_are_taken_apart() -> None:
+    """oneDNN has a pattern for them as a whole, in which no other kernel could do a convolution."""
+    models = _models.load_torchvision().models.resnet
+    beside = nn.Sequential(nn.Conv2d(128, 256, 1, stride=2, bias=False), nn.BatchNorm2d(256))
+    blocks = [models.Bottleneck(256, 64) for _ in range(3)]
+    m = nn.Sequential(models.Bottleneck(128, 64, 2, beside), *blocks).eval()
+    groups = 13 if has_winograd_kernels() else None
+    fused = check(m, [torch.randn(1, 128, 28, 28)], groups=groups, fused="_convolution relu add")
+    if has_winograd_kernels():
+        assert all(group["aten::_convolution"] == 1 for group in fused.groups)
+
+
 def test_winograd_shares_its_weight() -> None:
     """Between signatures with the same tile; the module's own copy stays as it is."""
     m = net("self.c(x)", c=nn.Conv2d(64, 64, 3, padding=1)).eval()
@@ -1941,13 +1953,12 @@ class Applied(NamedTuple):
     code: str
     size: tuple[int, ...]
     apart: bool
-    apart_with_two_threads: bool = False
 
 
 APPLIED = {
     "conv": Applied("self.c(x)", (2, 16, 13, 11), apart=True),
     "residual": Applied("self.c(x) + x", (1, 16, 17, 19), apart=True),
-    "linear": Applied("self.l(x)", (67, 8), apart=True, apart_with_two_threads=True),
+    "linear": Applied("self.l(x)", (67, 8), apart=True),
     "few": Applied("self.c(x)", (1, 16, 5, 7), apart=False),
     "read twice": Applied("self.c(x)", (2, 16, 13, 11), apart=False),
 }
@@ -1969,7 +1980,7 @@ def test_activation_in_place(case: str, function: str, threads: int) -> None:
     check(m, [x], fused="linear" if case == "linear" else "conv")
     report = llga_fuser.report(m, x, rounds=1)
     kernels = [p.implementation for g in report.groups for p in g.primitives]
-    apart = applied.apart if threads == 1 else applied.apart_with_two_threads
+    apart = applied.apart
     if case == "residual" and function in {"F.silu", "gate"}:
         apart = False  # in no pattern of oneDNN, so in no group with the sum
     assert ("llga_activation:avx2" in kernels) == (apart and has_avx2_kernels()), kernels

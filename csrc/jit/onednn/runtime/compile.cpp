@@ -448,8 +448,8 @@ class PlanCompiler {
       return step.inputs.size() - 1;
     };
     bind(*knownSlot(data.id), inputLayout(data.id));
-    auto transformed = transformWeight(weight, kernel.weightSizes(),
-                                       [&] { return kernel.transformed(weight); });
+    auto transformed =
+        transformWeight(weight, kernel.weightSizes(), [&] { return kernel.transformed(weight); });
     bind(constantSlot(transformed->data()), inputLayout(inputs[1].id));
     plan_->packed.push_back(std::move(transformed));
     bind(keep(weight), inputLayout(inputs[1].id));
@@ -466,8 +466,7 @@ class PlanCompiler {
     step.kernel = {[kernel, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
                      kernel.run({data(0), data(1), data(2), bias != 0 ? data(bias) : nullptr,
-                                 addend != 0 ? data(addend) : nullptr,
-                                 static_cast<float*>(to[0])});
+                                 addend != 0 ? data(addend) : nullptr, static_cast<float*>(to[0])});
                    },
                    "convolution", fmt::format("llga_winograd:{}", kernel.isa())};
     plan_->steps.push_back(std::move(step));

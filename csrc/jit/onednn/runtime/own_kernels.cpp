@@ -1,6 +1,5 @@
 #include "jit/onednn/runtime/own_kernels.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -45,9 +44,7 @@ bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph) {
          inputs[1].sizes && result.dtype == at::kFloat && result.sizes;
 }
 
-std::array<int64_t, 2> pair(const Shape& values) {
-  return {values.end()[-2], values.end()[-1]};
-}
+std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
 
 // Groups of 4 channels take its gemm. With groups of 8, pixels that are a multiple of 512 bytes
 // apart share few sets of the cache, and 3.2 is slow on all large images.
@@ -87,7 +84,6 @@ std::vector<InPlaceActivation> activationsApart(
   if (!ownAvx2Kernels()) {
     return found;
   }
-  const bool one_thread = at::get_num_threads() == 1;
   const auto producers = producerKinds(graph);
   std::unordered_map<size_t, Ops> readers;
   for (const auto& op : graph.ops) {
@@ -110,9 +106,9 @@ std::vector<InPlaceActivation> activationsApart(
     }
     const auto& to = graph.operands.at(applied.to);
     if (from.dtype != at::kFloat || !from.sizes || from.sizes != to.sizes ||
-        producers.count(from.id) == 0 || !(one_thread || producers.at(from.id) == OpKind::MatMul) ||
-        readers[from.id] != applied.ops || group_outputs.count(from.id) != 0 ||
-        group_outputs.count(to.id) == 0 || !readers[to.id].empty()) {
+        producers.count(from.id) == 0 || readers[from.id] != applied.ops ||
+        group_outputs.count(from.id) != 0 || group_outputs.count(to.id) == 0 ||
+        !readers[to.id].empty()) {
       continue;
     }
     const auto count = c10::multiply_integers(*from.sizes);
@@ -168,7 +164,8 @@ std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const Lowere
   if (known < ops.size() && ops[known]->kind() == OpKind::Add) {
     const auto& terms = ops[known]->inputs();
     const auto& addend = terms[0].id == last.id ? terms[1] : terms[0];
-    if ((terms[0].id == last.id) == (terms[1].id == last.id) || addend.dtype != at::kFloat || addend.sizes != last.sizes) {
+    if ((terms[0].id == last.id) == (terms[1].id == last.id) || addend.dtype != at::kFloat ||
+        addend.sizes != last.sizes) {
       return std::nullopt;
     }
     found.addend = addend.id;

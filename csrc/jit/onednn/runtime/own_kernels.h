@@ -36,9 +36,8 @@ struct InPlaceActivation {
 };
 
 // Activations at the end of the group that are faster in another pass over the result than in
-// oneDNN's: of float32 results that are neither tiny nor too large for the caches. Threads find
-// in their caches what they computed themselves, and convolutions distribute channels, too: with
-// several threads, only products have another pass. `group_outputs`: index by value.
+// oneDNN's: of float32 results that are neither tiny nor too large for the caches. `group_outputs`:
+// index by value.
 std::vector<InPlaceActivation> activationsApart(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs);
 

@@ -1,9 +1,9 @@
 // Constant weights in the layouts that compiled partitions ask for.
 //
-// One packed copy for each (constant tensor, layout, placement), or what a kernel of our own reads in
-// its place, shared by all plans, shapes and
-// threads that need it. A plan owns what it reads through shared_ptr; the registry only remembers
-// (weak), so the last plan frees the memory. Any thread may call; packing holds one lock.
+// One packed copy for each (constant tensor, layout, placement), or what a kernel of our own reads
+// in its place, shared by all plans, shapes and threads that need it. A plan owns what it reads
+// through shared_ptr; the registry only remembers (weak), so the last plan frees the memory. Any
+// thread may call; packing holds one lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,8 +47,8 @@ enum class Placement {
 // `weight` in layout `layout`; packed now unless some plan already has it. Throws PackError.
 PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement);
 
-// What `transform` makes of `weight`, dense float32; `sizes` are the result's, and of all transformations of
-// a weight only this one has them.
+// What `transform` makes of `weight`, dense float32; `sizes` are the result's, and of all
+// transformations of a weight only this one has them.
 PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes,
                                 const std::function<at::Tensor()>& transform);
 

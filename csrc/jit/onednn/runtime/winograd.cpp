@@ -30,9 +30,9 @@ int64_t panels(int64_t outputs) { return (outputs + kernels()->panel - 1) / kern
 // transform one number of a tile, and to read a number of the weight.
 constexpr double kTransform = 16;
 constexpr double kRead = 8;
-constexpr double kGain = 0.75;        // more of oneDNN's cost isn't worth a weight of another size
-constexpr double kLargeGain = 0.85;   // nor is less of the small tile's
-constexpr double kFewest = 2e6;       // products of a convolution that is worth it
+constexpr double kGain = 0.75;       // more of oneDNN's cost isn't worth a weight of another size
+constexpr double kLargeGain = 0.85;  // nor is less of the small tile's
+constexpr double kFewest = 2e6;      // products of a convolution that is worth it
 
 double directCost(const WinogradConvolution& c) {
   const auto pixels = static_cast<double>(c.images * c.result_size[0] * c.result_size[1]);
@@ -96,8 +96,8 @@ at::Tensor WinogradConvolution::transformed(const at::Tensor& weight) const {
   auto result = at::zeros(weightSizes(), weight.options());
   for (int64_t first = 0; first < outputs; first += panel) {
     const auto count = std::min(panel, outputs - first);
-    const auto points = at::matmul(
-        at::matmul(g, weight.narrow(0, first, count).to(at::kDouble)), g.t());
+    const auto points =
+        at::matmul(at::matmul(g, weight.narrow(0, first, count).to(at::kDouble)), g.t());
     // (outputs, inputs, n, n) -> (n * n, inputs, outputs)
     result.select(1, first / panel)
         .narrow(2, 0, count)
@@ -108,41 +108,29 @@ at::Tensor WinogradConvolution::transformed(const at::Tensor& weight) const {
 
 void WinogradConvolution::run(const Data& data) const {
   constexpr int64_t kMostTiles = 64;
+  constexpr int64_t kFewTiles = 24;          // where the weight is large
   constexpr int64_t kSmallWeight = 1 << 18;  // floats
   constexpr int64_t kNear = 1 << 16;         // floats of working memory: in a core's own cache
-  constexpr int64_t kFar = 1 << 18;
-  const winograd::Problem problem{size[0],
-                                  size[1],
-                                  result_size[0],
-                                  result_size[1],
-                                  padding[0],
-                                  padding[1],
-                                  inputs,
-                                  outputs,
-                                  tile,
-                                  relu,
-                                  data.source,
-                                  data.weight,
-                                  data.plain,
-                                  data.bias,
-                                  data.addend,
-                                  data.result};
+  const winograd::Problem problem{size[0],    size[1],    result_size[0], result_size[1],
+                                  padding[0], padding[1], inputs,         outputs,
+                                  tile,       relu,       data.source,    data.weight,
+                                  data.plain, data.bias,  data.addend,    data.result};
   const auto threads = static_cast<int64_t>(at::get_num_threads());
   const auto tiles = tilesOf(*this, tile);
-  // The weight is read once for each block of tiles: those are larger where it is large, and
-  // threads divide the outputs between them where there are too few blocks.
+  // The weight is read once for each block of tiles: blocks are larger where it is large. Threads
+  // divide blocks between them, or outputs where there would be too few tiles for each.
   const bool small = winograd::points(tile) * inputs * outputs <= kSmallWeight;
   const auto one = kernels()->scratch(problem, {0, 1, 0, outputs});
-  const auto most = std::clamp((small ? kNear : kFar) / one, kernels()->rows, kMostTiles);
+  const auto most = small ? std::clamp(kNear / one, kernels()->rows, kMostTiles) : kMostTiles;
   auto blocks = (tiles + most - 1) / most;
-  if (blocks > threads) {
+  if (tiles >= threads * kFewTiles) {
     blocks = (blocks + threads - 1) / threads * threads;
   }
   const auto wanted = std::max<int64_t>(1, threads / blocks);
   const auto part = (panels(outputs) + wanted - 1) / wanted * kernels()->panel;
   const auto parts = (outputs + part - 1) / part;
-  const auto scratch = kernels()->scratch(
-      problem, {0, (tiles + blocks - 1) / blocks, 0, std::min(part, outputs)});
+  const auto scratch =
+      kernels()->scratch(problem, {0, (tiles + blocks - 1) / blocks, 0, std::min(part, outputs)});
 
   at::parallel_for(0, blocks * parts, 1, [&](int64_t from, int64_t to) {
     const auto memory = arena()->allocate(static_cast<size_t>(scratch) * sizeof(float));

@@ -48,7 +48,8 @@ struct WinogradConvolution {
   // From (outputs, inputs, 3, 3). Allocates little beside the result.
   at::Tensor transformed(const at::Tensor& weight) const;
 
-  // Of a finite weight below 1e30: infinities, NaN and overflows reach the results that they reach in eager.
+  // Of a finite weight below 1e30: infinities, NaN and overflows reach the results that they reach
+  // in eager.
   void run(const Data& data) const;
 };
 

@@ -1,6 +1,6 @@
 // The arithmetic of winograd.h for one task, on plain memory: what is compiled once for each
-// instruction set. No PyTorch, no oneDNN, no templates of the standard library here: of those the
-// linker would keep one copy, and that might be the one for a newer processor.
+// instruction set. No PyTorch, no oneDNN, no standard library here: of an inline function the
+// linker keeps one copy, and that might be the one for a newer processor.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct Problem {
   const float* addend;  // as the result, or null; may be the result
   float* result;
 
-  int64_t tilesDown() const { return (result_height + tile - 1) / tile; }
-  int64_t tilesAcross() const { return (result_width + tile - 1) / tile; }
+  [[gnu::always_inline]] int64_t tilesDown() const { return (result_height + tile - 1) / tile; }
+  [[gnu::always_inline]] int64_t tilesAcross() const { return (result_width + tile - 1) / tile; }
 };
 
 // Tiles, counted over all images by rows, and channels of the result, from the first of a panel on.
@@ -54,6 +54,6 @@ extern const Kernels avx2;
 extern const Kernels avx512;
 
 // How many numbers a transformed tile has.
-constexpr int64_t points(int64_t tile) { return (tile + 2) * (tile + 2); }
+[[gnu::always_inline]] constexpr int64_t points(int64_t tile) { return (tile + 2) * (tile + 2); }
 
 }  // namespace llga::winograd
