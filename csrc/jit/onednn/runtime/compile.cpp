@@ -452,7 +452,6 @@ class PlanCompiler {
         transformWeight(weight, kernel.weightSizes(), [&] { return kernel.transformed(weight); });
     bind(constantSlot(transformed->data()), inputLayout(inputs[1].id));
     plan_->packed.push_back(std::move(transformed));
-    bind(keep(weight), inputLayout(inputs[1].id));
     size_t bias = 0;
     if (inputs.size() == 3) {
       bias = bind(keep(constantTensor(inputs[2].id).contiguous()), inputLayout(inputs[2].id));
@@ -463,9 +462,10 @@ class PlanCompiler {
       inplace_[result.id] = *found->addend;
     }
     addChannelsLastResult(step, result);
-    step.kernel = {[kernel, bias, addend](auto from, auto to) {
+    step.kernel = {[kernel, weight, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
-                     kernel.run({data(0), data(1), data(2), bias != 0 ? data(bias) : nullptr,
+                     kernel.run({data(0), data(1), weight.template const_data_ptr<float>(),
+                                 bias != 0 ? data(bias) : nullptr,
                                  addend != 0 ? data(addend) : nullptr, static_cast<float*>(to[0])});
                    },
                    "convolution", fmt::format("llga_winograd:{}", kernel.isa())};

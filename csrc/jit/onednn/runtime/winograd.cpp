@@ -9,6 +9,10 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/winograd_tiles.h"
 
+#if !defined(_OPENMP) && !defined(__clang__)
+#error "at::parallel_for would be a plain loop"
+#endif
+
 namespace llga {
 namespace {
 

@@ -1,6 +1,6 @@
 // Convolution of 3 x 3 with stride 1 by Winograd's algorithm, with an addend and ReLU, for
 // channels-last float32 data: less than half of the multiplications of oneDNN's kernels, or a
-// quarter, at twice their rounding errors at most.
+// quarter. Rounding errors are within 2.5 times those of eager (docs/performance.md).
 //
 // winograd_tiles.h has the arithmetic of one task; here the work is divided.
 #pragma once
