@@ -1834,7 +1834,7 @@ WINOGRAD = {
     "no_padding": Winograd((1, 64, 29, 31), 48, padding=0, code="F.relu(self.c(x))"),
     "much_padding": Winograd((2, 48, 27, 18), 80, padding=(2, 1), bias=False),
     "more_padding_than_image": Winograd((40, 128, 3, 3), 128, padding=4),
-    "narrow": Winograd((1, 64, 60, 6), 64),
+    "narrow": Winograd((1, 128, 60, 6), 128),
     "batch": Winograd((5, 32, 19, 22), 160, code="F.relu(self.c(x))"),
     "skip": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(x) + x)"),
     "skip_before": Winograd((3, 64, 15, 13), 64, bias=False, code="x + self.c(x)"),

@@ -30,17 +30,14 @@ const winograd::Kernels* kernels() {
 
 int64_t panels(int64_t outputs) { return (outputs + kernels()->panel - 1) / kernels()->panel; }
 
-// Cost in products. What is not arithmetic was measured on Zen 3, with one and two threads: to
-// transform one number of a tile, and to read a number of the weight.
-constexpr double kTransform = 16;
-constexpr double kRead = 8;
+// Costs are in multiplications.
 constexpr double kGain = 0.75;       // more of oneDNN's cost isn't worth a weight of another size
 constexpr double kLargeGain = 0.85;  // nor is less of the small tile's
 constexpr double kFewest = 2e6;      // products of a convolution that is worth it
 
 double directCost(const WinogradConvolution& c) {
   const auto pixels = static_cast<double>(c.images * c.result_size[0] * c.result_size[1]);
-  return static_cast<double>(9 * c.inputs * c.outputs) * (pixels + kRead);
+  return static_cast<double>(9 * c.inputs * c.outputs) * (pixels + kernels()->read);
 }
 
 int64_t tilesOf(const WinogradConvolution& c, int64_t tile) {
@@ -52,7 +49,7 @@ double cost(const WinogradConvolution& c, int64_t tile) {
   const auto products = static_cast<double>(c.inputs * c.outputs);
   const auto numbers = static_cast<double>(c.inputs + c.outputs);
   return static_cast<double>(winograd::points(tile)) *
-         (products * (tiles + kRead) + kTransform * numbers * tiles);
+         (products * (tiles + kernels()->read) + kernels()->transform * numbers * tiles);
 }
 
 // Rows of G: the factors of three weights for one point.

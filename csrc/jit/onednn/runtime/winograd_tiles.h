@@ -45,6 +45,9 @@ struct Kernels {
   int64_t vector;  // numbers; channels are multiples of it
   int64_t panel;   // outputs whose weights lie together
   int64_t rows;    // tiles that are multiplied at once
+  // Cost, as multiplications: to transform one number of a tile, to read one of the weight.
+  double transform;
+  double read;
   // Floats of memory that run() works in, aligned to 64 bytes.
   int64_t (*scratch)(const Problem& problem, const Task& task);
   void (*run)(const Problem& problem, const Task& task, float* scratch);
