@@ -52,11 +52,13 @@ double cost(const WinogradConvolution& c, int64_t tile) {
          (products * (tiles + kernels()->read) + kernels()->transform * numbers * tiles);
 }
 
-// Rows of G: the factors of three weights for one point.
-at::Tensor factors(int64_t tile) {
+// G: what each of three weights in a row is worth at a point.
+using Factors = std::vector<std::array<double, 3>>;
+
+Factors factors(int64_t tile) {
   const std::vector<double> finite =
       tile == 2 ? std::vector<double>{0, 1, -1} : std::vector<double>{0, 0.75, -0.75, 1.5, -1.5};
-  std::vector<double> rows;
+  Factors rows;
   for (const auto point : finite) {
     double scale = 1;
     for (const auto other : finite) {
@@ -64,10 +66,24 @@ at::Tensor factors(int64_t tile) {
     }
     // With these signs the kernel needs no multiplication by -1.
     scale = tile == 2 && point == 0 ? -scale : scale;
-    rows.insert(rows.end(), {1 / scale, point / scale, point * point / scale});
+    rows.push_back({1 / scale, point / scale, point * point / scale});
   }
-  rows.insert(rows.end(), {0, 0, 1});
-  return at::tensor(rows, at::kDouble).view({tile + 2, 3});
+  rows.push_back({0, 0, 1});
+  return rows;
+}
+
+// G w G', each number `stride` behind the one before.
+void transform(const Factors& g, const float* weight, float* to, int64_t stride) {
+  for (const auto& down : g) {
+    std::array<double, 3> row{};
+    for (size_t x = 0; x < 3; ++x) {
+      row[x] = down[0] * weight[x] + down[1] * weight[3 + x] + down[2] * weight[6 + x];
+    }
+    for (const auto& across : g) {
+      *to = static_cast<float>(across[0] * row[0] + across[1] * row[1] + across[2] * row[2]);
+      to += stride;
+    }
+  }
 }
 
 }  // namespace
@@ -95,15 +111,18 @@ at::Tensor WinogradConvolution::transformed(const at::Tensor& weight) const {
   const auto panel = kernels()->panel;
   const auto g = factors(tile);
   auto result = at::zeros(weightSizes(), weight.options());
-  for (int64_t first = 0; first < outputs; first += panel) {
-    const auto count = std::min(panel, outputs - first);
-    const auto points =
-        at::matmul(at::matmul(g, weight.narrow(0, first, count).to(at::kDouble)), g.t());
-    // (outputs, inputs, n, n) -> (n * n, inputs, outputs)
-    result.select(1, first / panel)
-        .narrow(2, 0, count)
-        .copy_(points.view({count, inputs, winograd::points(tile)}).permute({2, 1, 0}));
-  }
+  const auto* from = weight.const_data_ptr<float>();
+  auto* to = result.mutable_data_ptr<float>();
+  at::parallel_for(0, panels(outputs), 1, [&](int64_t first, int64_t last) {
+    for (auto p = first; p < last; ++p) {
+      for (int64_t i = 0; i < inputs; ++i) {
+        for (auto o = p * panel; o < std::min((p + 1) * panel, outputs); ++o) {
+          transform(g, from + (o * inputs + i) * 9, to + (p * inputs + i) * panel + o % panel,
+                    result.stride(0));
+        }
+      }
+    }
+  });
   return result;
 }
 

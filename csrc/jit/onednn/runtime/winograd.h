@@ -45,7 +45,7 @@ struct WinogradConvolution {
 
   // Sizes of the transformed weight: points of a tile, panels, inputs, outputs of a panel.
   std::vector<int64_t> weightSizes() const;
-  // From (outputs, inputs, 3, 3). Allocates little beside the result.
+  // From dense (outputs, inputs, 3, 3).
   at::Tensor transformed(const at::Tensor& weight) const;
 
   // Of a finite weight below 1e30: infinities, NaN and overflows reach the results that they reach
