@@ -363,7 +363,7 @@ class BlockPartitioner {
   bool takeApart(const std::vector<Part>& parts) {
     const auto before = ends_.size();
     for (const auto& part : parts) {
-      std::unordered_set<const Node*> convolutions;
+      std::vector<const Node*> convolutions;
       bool floats = winogradIsOn();
       for (const auto* node : part.nodes) {
         const auto& candidate = candidates_.at(const_cast<Node*>(node));
@@ -371,8 +371,9 @@ class BlockPartitioner {
           const auto& op = lowered_.ops[candidate.first_op + i];
           floats = floats && op.inputs()[0].dtype == at::kFloat && op.kind() != OpKind::Quantize &&
                    op.kind() != OpKind::Dequantize;
-          if (op.kind() == OpKind::Convolution) {
-            convolutions.insert(node);
+          if (op.kind() == OpKind::Convolution &&
+              std::find(convolutions.begin(), convolutions.end(), node) == convolutions.end()) {
+            convolutions.push_back(node);
           }
         }
       }
@@ -382,8 +383,9 @@ class BlockPartitioner {
       const std::unordered_set<const Node*> members(part.nodes.begin(), part.nodes.end());
       for (const auto* node : convolutions) {
         const auto* data = behind(node->input(0));
-        if (members.count(data->node()) != 0) {
-          ends_.insert(data);
+        if (members.count(data->node()) != 0 &&
+            std::find(ends_.begin(), ends_.end(), data) == ends_.end()) {
+          ends_.push_back(data);
         }
       }
     }
@@ -455,7 +457,7 @@ class BlockPartitioner {
   size_t next_id_ = size_t{1} << 32;
   LoweredGraph lowered_;
   std::unordered_map<Node*, Candidate> candidates_;
-  std::unordered_set<const Value*> ends_;  // of partitions, also where oneDNN would go on
+  std::vector<const Value*> ends_;  // of partitions, also where oneDNN would go on
 };
 
 }  // namespace

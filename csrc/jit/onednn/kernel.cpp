@@ -392,9 +392,12 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
   const std::unique_lock lock(mutex_);
   for (const auto& [known, entry] : entries_) {
     if (known == hash && matches(*entry, environment, inputs)) {
-      if (entry->calls_to_retry > 0 && --entry->calls_to_retry == 0) {
+      if (entry->calls_to_retry > 0) {
+        --entry->calls_to_retry;
+        ours = entry->calls_to_retry == 0;
+      }
+      if (ours) {
         entry->state = Entry::State::compiling;
-        ours = true;
       }
       return entry;
     }

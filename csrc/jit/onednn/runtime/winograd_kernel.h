@@ -281,21 +281,21 @@ int64_t scratchOf(const Problem& p, const Task& task) {
 
 template <int m>
 void runTiles(const Problem& p, const Task& task, float* scratch) {
-  constexpr int n = m + 2;
+  constexpr int64_t all = points(m);
   const auto point_size = task.tiles * p.inputs;
   auto* transformed = scratch;
-  auto* copy = transformed + n * n * point_size;
-  auto* sums = copy + n * n * p.inputs;
+  auto* copy = transformed + all * point_size;
+  auto* sums = copy + all * p.inputs;
   for (int64_t t = 0; t < task.tiles; ++t) {
-    transformTile<n>(p, positionOf(p, task.first_tile + t), copy, transformed + t * p.inputs,
-                     point_size);
+    transformTile<m + 2>(p, positionOf(p, task.first_tile + t), copy, transformed + t * p.inputs,
+                         point_size);
   }
   const auto parts = (task.tiles + kRows - 1) / kRows;
   const auto end = task.first_output + task.outputs;
   for (auto output = task.first_output; output < end; output += kChunk) {
     const auto count = end - output < kChunk ? end - output : kChunk;
     const auto sums_row = inPanels(count);
-    for (int64_t point = 0; point < n * n; ++point) {
+    for (int64_t point = 0; point < all; ++point) {
       for (int64_t o = 0; o < count; o += kPanel) {
         const auto* panel = p.weight + (point * inPanels(p.outputs) + output + o) * p.inputs;
         const auto* tiles = transformed + point * point_size;
