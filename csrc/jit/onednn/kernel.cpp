@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cmath>
 #include <span>
 
 #include "jit/onednn/inspect.h"
@@ -33,9 +32,9 @@ using torch::jit::Stack;
 
 std::atomic<int> fpmath_mode{dnnl_fpmath_mode_strict};
 
-// A plan is measured again when the calls since have taken this many times as long as measuring it
-// took; then this many times that; and so on.
-constexpr double kPatience = 10;
+// A plan is measured again after this many times the time that measuring it took; then after this
+// many times that; and so on.
+constexpr int64_t kPatience = 10;
 
 // Keys that a plain CPU tensor may or may not have without being another kind of tensor.
 constexpr c10::DispatchKeySet kIgnoredKeys =
@@ -392,12 +391,9 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
   const std::unique_lock lock(mutex_);
   for (const auto& [known, entry] : entries_) {
     if (known == hash && matches(*entry, environment, inputs)) {
-      if (entry->calls_to_retry > 0) {
-        --entry->calls_to_retry;
-        ours = entry->calls_to_retry == 0;
-      }
-      if (ours) {
+      if (entry->state == Entry::State::failed && std::chrono::steady_clock::now() > entry->retry) {
         entry->state = Entry::State::compiling;
+        ours = true;
       }
       return entry;
     }
@@ -444,7 +440,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   PlanCache::instance().missed();
   std::shared_ptr<const Plan> plan;
   std::string reason;
-  double interpreter_seconds = 0;  // of a call, where the plan is the slower one
+  bool too_slow = false;
   try {
     if (auto* execution = Execution::current()) {
       execution->compiled = true;
@@ -463,7 +459,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
                           recorded.count());
   } catch (const TooSlow& error) {
     reason = error.reason;
-    interpreter_seconds = error.interpreter_seconds;
+    too_slow = true;
   } catch (const CompileError& error) {
     reason = error.reason;
   } catch (const std::exception& error) {
@@ -471,16 +467,18 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     reason = fmt::format("the subgraph raises: {}", error.what());
   }
   GRAPH_DEBUG("llga: compiled ", qualifiedName(subgraph_->return_node()), " reason: ", reason);
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> elapsed = now - start;
   {
     const std::unique_lock lock(mutex_);
     entry.state = plan ? Entry::State::ready : Entry::State::failed;
     entry.plan = std::move(plan);
     entry.reason = std::move(reason);
-    if (interpreter_seconds > 0) {
+    if (too_slow) {
       entry.patience *= kPatience;
-      entry.calls_to_retry =
-          static_cast<uint64_t>(std::ceil(entry.patience * elapsed.count() / interpreter_seconds));
+      entry.retry = now + (now - start) * entry.patience;
+    } else {
+      entry.retry = Entry::kNever;
     }
   }
   PlanCache::instance().compiled(elapsed.count());

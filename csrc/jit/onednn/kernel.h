@@ -12,6 +12,7 @@
 #include <ATen/core/stack.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -98,9 +99,11 @@ class FusionKernel final : public PlanOwner {
     std::vector<InputSignature> inputs;
     State state = State::compiling;
     std::shared_ptr<const Plan> plan;
-    std::string reason;           // failed
-    uint64_t calls_to_retry = 0;  // failed, but for speed alone, which may have been another's load
-    double patience = 1;          // how long until then, in the time that measuring took
+    std::string reason;  // failed
+    // When to try again what failed for speed alone: that may have been another's load.
+    static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+    std::chrono::steady_clock::time_point retry = kNever;
+    int64_t patience = 1;  // how long until then, in times that measuring took
     std::atomic<uint64_t> last_used{0};
   };
   using EntryPtr = std::shared_ptr<Entry>;

@@ -82,8 +82,7 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
     }
   }
   throw TooSlow{{fmt::format("oneDNN takes {:.0f} times as long as PyTorch at these sizes",
-                             seconds / interpreter)},
-                interpreter};
+                             seconds / interpreter)}};
 }
 
 }  // namespace llga

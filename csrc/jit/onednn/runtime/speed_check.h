@@ -17,9 +17,7 @@
 namespace llga {
 
 // The interpreter is the faster one, by what was measured: other work on the machine may be why.
-struct TooSlow : CompileError {
-  double interpreter_seconds;  // of one run
-};
+struct TooSlow : CompileError {};
 
 // The plan for `request` and inputs like `inputs`. `run_subgraph` runs the same in the interpreter,
 // as the fallback would; `subgraph_seconds` is what that has taken already, once. Throws
