@@ -1869,21 +1869,17 @@ def test_winograd_spreads_nothing(size: tuple[int, ...], value: float, threads: 
     m.c.weight.data[::3, ::2, 1, 1] = 0
     m.c.weight.data[1::3, ::2, 1, 1] = 1e-12
     x = torch.randn(size).to(memory_format=torch.channels_last)
-    before = torch.get_num_threads()
-    try:
+    with restored(torch.get_num_threads, torch.set_num_threads), torch.no_grad():
         torch.set_num_threads(threads)
-        with torch.no_grad():
-            script = to_script(m, [x])
-            for _ in range(3):
-                script(x)
-            for place in ((0, 3, 0, 0), (0, 7, 5, 6), (0, 8, 13, 13)):
-                y = x.clone(memory_format=torch.preserve_format)
-                y[place] = value
-                result, expected = script(y), m(y)
-                assert_same(result, expected)
-                assert result.isfinite().sum() > result.numel() // 2
-    finally:
-        torch.set_num_threads(before)
+        script = to_script(m, [x])
+        for _ in range(3):
+            script(x)
+        for place in ((0, 3, 0, 0), (0, 7, 5, 6), (0, 8, 13, 13)):
+            y = x.clone(memory_format=torch.preserve_format)
+            y[place] = value
+            result, expected = script(y), m(y)
+            assert_same(result, expected)
+            assert result.isfinite().sum() > result.numel() // 2
 
 
 @pytest.mark.parametrize(

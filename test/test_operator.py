@@ -682,9 +682,8 @@ def test_what_stays_too_slow_is_measured_less_and_less_often() -> None:
     with torch.no_grad():
         seconds = seconds_until_measured(60)
         assert seconds < 60
-        assert (
-            seconds_until_measured(2 * seconds) >= 2 * seconds
-        )  # ten times as long, but for noise
+        # Ten times as long, but for noise.
+        assert seconds_until_measured(2 * seconds) >= 2 * seconds
 
 
 def test_speed_check_can_be_switched_off() -> None:

@@ -2,8 +2,8 @@
 //
 // The bridge passes a whole block to oneDNN, unknown ops as Wildcard, and takes the partitions as
 // they are, but for those of several float32 convolutions: it knows no fusion pattern, so a newer
-// oneDNN fuses more with no change here. This
-// header names no oneDNN type; the passes see proposals only.
+// oneDNN fuses more with no change here. This header names no oneDNN type; the passes see proposals
+// only.
 #pragma once
 
 #include <torch/csrc/jit/ir/alias_analysis.h>

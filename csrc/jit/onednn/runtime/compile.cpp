@@ -379,15 +379,12 @@ class PlanCompiler {
   // False for any other partition.
   bool groupedConvolution(const Ops& ops) {
     const auto kernel = slowGroupedConvolution(ops, lowered_);
-    if (!kernel) {
+    if (!kernel || !overChannelsLast(ops)) {
       return false;
     }
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
-    if (!isChannelsLast(inputLayout(data.id), data) || !mayBeChannelsLast(result)) {
-      return false;
-    }
     const auto weight = constantTensor(inputs[1].id).contiguous();
     if (!weight.isfinite().all().item<bool>()) {  // in the padding, the others make NaN of zeros
       return false;
@@ -423,15 +420,12 @@ class PlanCompiler {
   // Winograd's algorithm. False for any other partition.
   bool winograd(const Ops& ops) {
     const auto found = winogradConvolution(ops, lowered_);
-    if (!found || request_.fpmath_mode != dnnl::fpmath_mode::strict) {
+    if (!found || request_.fpmath_mode != dnnl::fpmath_mode::strict || !overChannelsLast(ops)) {
       return false;
     }
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
-    if (!isChannelsLast(inputLayout(data.id), data) || !mayBeChannelsLast(result)) {
-      return false;
-    }
     if (found->addend &&
         (!knownSlot(*found->addend) || !isChannelsLast(inputLayout(*found->addend), result))) {
       return false;
@@ -478,9 +472,13 @@ class PlanCompiler {
            layout.get_strides() == channelsLastStrides(*like.sizes);
   }
 
-  bool mayBeChannelsLast(const Operand& result) const {
+  // Of a convolution: its images are, and its result may be.
+  bool overChannelsLast(const Ops& ops) const {
+    const auto& data = ops[0]->inputs()[0];
+    const auto& result = ops.back()->outputs()[0];
     const auto layout = outputLayout(result.id);
-    return layout.get_layout_type() == LayoutType::any || isChannelsLast(layout, result);
+    return isChannelsLast(inputLayout(data.id), data) &&
+           (layout.get_layout_type() == LayoutType::any || isChannelsLast(layout, result));
   }
 
   void addChannelsLastResult(Plan::Step& step, const Operand& result) {

@@ -1,7 +1,7 @@
 // Included by one source for each instruction set, behind its Simd:
 //
 //   V, kWidth, kRows; load, store, broadcast, zero, add, sub, mul, fmadd (a*b+c), fnmadd (c-a*b),
-//   max (b where one is NaN), finite (all of a vector)
+//   max (b where one is NaN), isZero (all of a vector)
 //
 // A tile of m x m results comes from n x n pixels, n = m + 2, by Winograd's algorithm:
 //
