@@ -45,7 +45,7 @@ from util import (
     fused_graph,
     fuses,
     has_avx2_kernels,
-    has_winograd_kernels,
+    has_own_kernels,
     net,
     onednn_version,
     randomize,
@@ -1856,7 +1856,7 @@ def test_convolution_by_winograd(case: str) -> None:
     m = net(c.code, c=conv).eval()
     check(m, [x], groups=c.fused, fused="_convolution")
     own = [name.startswith("llga_winograd:") for name in kernels_of(m, x)]
-    assert own == [has_winograd_kernels()] * c.fused
+    assert own == [has_own_kernels()] * c.fused
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -1921,9 +1921,9 @@ def test_stages_of_a_resnet_are_taken_apart() -> None:
     beside = nn.Sequential(nn.Conv2d(128, 256, 1, stride=2, bias=False), nn.BatchNorm2d(256))
     blocks = [models.Bottleneck(256, 64) for _ in range(3)]
     m = nn.Sequential(models.Bottleneck(128, 64, 2, beside), *blocks).eval()
-    groups = 13 if has_winograd_kernels() else None
+    groups = 13 if has_own_kernels() else None
     fused = check(m, [torch.randn(1, 128, 28, 28)], groups=groups, fused="_convolution relu add")
-    if has_winograd_kernels():
+    if has_own_kernels():
         assert all(group["aten::_convolution"] == 1 for group in fused.groups)
 
 
@@ -1940,7 +1940,7 @@ def test_winograd_shares_its_weight() -> None:
             for _ in range(3):
                 assert_same(script(x), m(x))
     packed = llga_fuser.cache_info().packed_bytes - others
-    assert packed == (m.c.weight.nbytes * (4 if has_winograd_kernels() else 1))
+    assert packed == (m.c.weight.nbytes * (4 if has_own_kernels() else 1))
 
 
 class Applied(NamedTuple):
@@ -2164,6 +2164,97 @@ def test_concat_and_batch_norm_beside_others(code: str) -> None:
     if "[a, x]" in code:
         module.p.padding = (1, 1)
     check(randomize(module), [torch.randn(2, 3, 8, 6)])
+
+
+class Excitation(NamedTuple):
+    """A squeeze and excitation: size of the data, hidden channels, and what it does."""
+
+    size: tuple[int, ...]
+    hidden: int
+    mean: str = "F.adaptive_avg_pool2d(y, 1)"
+    inner: str = "torch.relu"
+    gate: str = "torch.sigmoid"
+    product: str = "y * s"
+    bias: bool = True
+    own: bool = True
+
+
+EXCITATION = {
+    "plain": Excitation((1, 32, 9, 7), 8),
+    "mean": Excitation((1, 48, 9, 7), 17, mean="y.mean([2, 3], keepdim=True)"),
+    "hard": Excitation((1, 72, 28, 28), 24, gate="F.hardsigmoid", product="s * y"),
+    "silu": Excitation((1, 96, 56, 56), 4, inner="F.silu"),
+    "no_bias": Excitation((2, 24, 5, 3), 31, inner="F.silu", gate="F.hardsigmoid", bias=False),
+    "odd": Excitation((3, 13, 6, 5), 3),
+    "wide": Excitation((1, 700, 7, 7), 175),
+    "batch": Excitation((5, 40, 8, 9), 10),
+    "mean_of_rows": Excitation((1, 32, 9, 7), 8, mean="y.mean([2], keepdim=True)", own=False),
+    "squared": Excitation((1, 32, 9, 7), 8, product="y * s * s", own=False),
+    "other_inner": Excitation((1, 32, 9, 7), 8, inner="torch.tanh", own=False),
+    "other_gate": Excitation((1, 32, 9, 7), 8, gate="torch.tanh", own=False),
+}
+
+
+def excitation(case: Excitation) -> nn.Module:
+    channels = case.size[1]
+    module = net(
+        f"y = self.a(x)\ns = {case.mean}\ns = {case.gate}(self.d({case.inner}(self.c(s))))\n"
+        f"return self.e({case.product})",
+        a=nn.Conv2d(4, channels, 1),
+        c=nn.Conv2d(channels, case.hidden, 1, bias=case.bias),
+        d=nn.Conv2d(case.hidden, channels, 1, bias=case.bias),
+        e=nn.Conv2d(channels, 4, 1),
+    )
+    return module.eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", EXCITATION)
+def test_squeeze_and_excitation(case: str) -> None:
+    c = EXCITATION[case]
+    m = excitation(c)
+    x = torch.randn(c.size[0], 4, *c.size[2:])
+    check(m, [x], groups=3 if c.own else None)
+    own = [name for name in kernels_of(m, x) if name == "llga_excitation"]
+    assert len(own) == (c.own and has_own_kernels())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("gate", ["torch.sigmoid", "F.hardsigmoid"])
+def test_squeeze_and_excitation_of_special_values(gate: str, value: float, threads: int) -> None:
+    m = excitation(EXCITATION["hard"]._replace(gate=gate))
+    m.a = one_by_one(72)
+    x = torch.randn(2, 72, 28, 28)
+    with restored(torch.get_num_threads, torch.set_num_threads), torch.no_grad():
+        torch.set_num_threads(threads)
+        script = to_script(m, [x])
+        for _ in range(3):
+            script(x)
+        y = x.clone()
+        y[1, 3, 5, 6] = value
+        result = script(y)
+        assert_same(result, m(y))
+        assert result[0].isfinite().all()
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_squeeze_and_excitation_beside_others() -> None:
+    """Its data has another reader, in front of it or behind, or is the caller's own."""
+    members = {name: nn.Conv2d(16, 16, 1) for name in "acde"}
+    gate = "torch.sigmoid(self.d(torch.relu(self.c(F.adaptive_avg_pool2d(y, 1)))))"
+    for code in (
+        f"y = self.a(x)\nz = y * {gate}\nreturn self.e(z) + y",
+        f"y = self.a(x)\nw = self.e(y)\nz = y * {gate}\nreturn z + w",
+        f"y = self.a(x)\nz = y * {gate}\nreturn z, y",
+        f"y = x\nreturn y * {gate}",
+        f"y = self.a(x)\nz = y * {gate}\ny.mul_(2)\nreturn z + y",
+    ):
+        m = net(code, **members)
+        x = torch.randn(2, 16, 12, 11).to(memory_format=torch.channels_last)
+        before = x.clone()
+        check(m, [x])
+        assert torch.equal(x, before)
 
 
 NO_COPY = """

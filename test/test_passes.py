@@ -31,6 +31,7 @@ PASSES = [
     "defer_size_check",
     "graph_fuser",
     "join_concat",
+    "join_excitation",
     "layout_propagation",
     "guard_values",
     "guard_shape",
@@ -888,6 +889,46 @@ def test_join_concat(dim: str, result: str, groups: int) -> None:
         (group,) = (n for n in walk(graph) if n.kind() == "llga::FusionGroup")
         inside = kinds(group.g("Subgraph"))
         assert inside == ["aten::cat", "aten::batch_norm", "aten::relu"]
+
+
+EXCITATION = """
+graph(%x : Float(1, 8, 4, 4, strides=[128, 1, 32, 8], requires_grad=0, device=cpu)):
+  %w : Float(8, 8, 1, 1, strides=[8, 1, 1, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %none : NoneType = prim::Constant()
+  %zero : int = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %zeros : int[] = prim::Constant[value=[0, 0]]()
+  %1 : Float(1, 8, 4, 4, strides=[128, 1, 32, 8], requires_grad=0, device=cpu) = aten::conv2d(%x, %w, %none, %ones, %zeros, %ones, %one)
+  %2 : Float(1, 8, 1, 1, strides=[8, 1, 8, 8], requires_grad=0, device=cpu) = aten::adaptive_avg_pool2d(%1, %ones)
+  %3 : Float(1, 8, 1, 1, strides=[8, 1, 8, 8], requires_grad=0, device=cpu) = aten::conv2d(%2, %w, %none, %ones, %zeros, %ones, %one)
+  %4 : Float(1, 8, 1, 1, strides=[8, 1, 8, 8], requires_grad=0, device=cpu) = aten::relu(%3)
+  %5 : Float(1, 8, 1, 1, strides=[8, 1, 8, 8], requires_grad=0, device=cpu) = aten::conv2d(%4, %w, %none, %ones, %zeros, %ones, %one)
+  %6 : Float(1, 8, 1, 1, strides=[8, 1, 8, 8], requires_grad=0, device=cpu) = aten::sigmoid(%5)
+  %7 : Float(1, 8, 4, 4, strides=[128, 1, 32, 8], requires_grad=0, device=cpu) = aten::mul(FACTOR, %6)
+  return (%7RESULT)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("factor", "result", "joined"),
+    [("%1", "", True), ("%1", ", %1", True), ("%x", "", False), ("%1", ", %4", False)],
+    ids=["joined", "data read by others", "scales something else", "read by others"],
+)
+def test_join_excitation(factor: str, result: str, joined: bool) -> None:
+    graph = parsed(EXCITATION.replace("FACTOR", factor).replace("RESULT", result))
+    _C.run_pass("graph_fuser", graph)
+    assert kinds(graph) == ["llga::FusionGroup"] * 4
+    _C.run_pass("join_excitation", graph)
+    torch._C._jit_pass_lint(graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert len(groups) == (2 if joined else 4)
+    if joined:
+        inside = [kind for kind in kinds(groups[1].g("Subgraph")) if kind != "prim::Constant"]
+        assert inside == [
+            *("aten::adaptive_avg_pool2d", "aten::conv2d", "aten::relu"),
+            *("aten::conv2d", "aten::sigmoid", "aten::mul"),
+        ]
 
 
 def test_layout_propagation_and_guards() -> None:

@@ -408,8 +408,8 @@ def has_avx2_kernels() -> bool:
     return llga_fuser._C.runtime_info()["isa"] in {"avx2", "avx2_vnni"}
 
 
-def has_winograd_kernels() -> bool:
-    """Whether convolutions of 3 x 3 may take kernels of the fuser's own."""
+def has_own_kernels() -> bool:
+    """Whether the fuser has those of its own kernels that are for AVX-512 as well."""
     isa = llga_fuser._C.runtime_info()["isa"]
     return has_avx2_kernels() or isa.startswith("avx512")
 

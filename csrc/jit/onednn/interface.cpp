@@ -45,6 +45,7 @@ const std::vector<PassEntry>& passes() {
       {"join_concat", joinConcat,
        "between graph_fuser, whose groups it joins, and layout_propagation, which marks their "
        "outputs"},
+      {"join_excitation", joinExcitation, "beside join_concat, for the same reasons"},
       {"layout_propagation", propagateLayout, "needs the groups"},
       {"guard_values", guardValues, "needs to know which values stay between groups"},
       {"guard_shape", guardShape, "last: erases the types the passes above read"},

@@ -67,7 +67,7 @@ class PlanCompiler {
   std::shared_ptr<const Plan> run() {
     lower();
     indexValues();
-    if (!concatAffine()) {
+    if (!concatAffine() && !squeezeExcitation()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
         if (!groupedConvolution(ops) && !winograd(ops) && !activation(ops)) {
@@ -379,12 +379,12 @@ class PlanCompiler {
   // False for any other partition.
   bool groupedConvolution(const Ops& ops) {
     const auto kernel = slowGroupedConvolution(ops, lowered_);
-    if (!kernel || !overChannelsLast(ops)) {
-      return false;
-    }
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
+    if (!kernel || !overChannelsLast(data, result)) {
+      return false;
+    }
     const auto weight = constantTensor(inputs[1].id).contiguous();
     if (!weight.isfinite().all().item<bool>()) {  // in the padding, the others make NaN of zeros
       return false;
@@ -420,12 +420,13 @@ class PlanCompiler {
   // Winograd's algorithm. False for any other partition.
   bool winograd(const Ops& ops) {
     const auto found = winogradConvolution(ops, lowered_);
-    if (!found || request_.fpmath_mode != dnnl::fpmath_mode::strict || !overChannelsLast(ops)) {
-      return false;
-    }
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
+    if (!found || request_.fpmath_mode != dnnl::fpmath_mode::strict ||
+        !overChannelsLast(data, result)) {
+      return false;
+    }
     if (found->addend &&
         (!knownSlot(*found->addend) || !isChannelsLast(inputLayout(*found->addend), result))) {
       return false;
@@ -472,10 +473,8 @@ class PlanCompiler {
            layout.get_strides() == channelsLastStrides(*like.sizes);
   }
 
-  // Of a convolution: its images are, and its result may be.
-  bool overChannelsLast(const Ops& ops) const {
-    const auto& data = ops[0]->inputs()[0];
-    const auto& result = ops.back()->outputs()[0];
+  // The images are, and the result may be.
+  bool overChannelsLast(const Operand& data, const Operand& result) const {
     const auto layout = outputLayout(result.id);
     return isChannelsLast(inputLayout(data.id), data) &&
            (layout.get_layout_type() == LayoutType::any || isChannelsLast(layout, result));
@@ -556,6 +555,43 @@ class PlanCompiler {
     step.outputs.emplace_back(resultSlot(result.id, layout), layout);
     step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
                    "concat", "llga_affine"};
+    plan_->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
+  // own. False if the group or its data is anything else.
+  bool squeezeExcitation() {
+    const auto found = excitation(lowered_);
+    if (!found || group_outputs_.size() != 1 || group_outputs_.count(found->result.id) == 0 ||
+        !knownSlot(found->data.id) || !overChannelsLast(found->data, found->result)) {
+      return false;
+    }
+    Plan::Step step;
+    step.inputs.emplace_back(*knownSlot(found->data.id), inputLayout(found->data.id));
+    auto bind = [&](const OpSpec& convolution, size_t input) {
+      if (input >= convolution.inputs().size()) {
+        return size_t{0};  // no bias
+      }
+      const auto& parameter = convolution.inputs()[input];
+      const auto tensor = constantTensor(parameter.id).contiguous();
+      step.inputs.emplace_back(keep(tensor), strided(parameter.id, at::kFloat, *parameter.sizes,
+                                                     tensor.strides().vec(), /*constant=*/true));
+      return step.inputs.size() - 1;
+    };
+    bind(*found->squeeze, 1);
+    bind(*found->excite, 1);
+    const auto squeeze_bias = bind(*found->squeeze, 2);
+    const auto excite_bias = bind(*found->excite, 2);
+    addChannelsLastResult(step, found->result);
+    inplace_[found->result.id] = found->data.id;
+    step.kernel = {
+        [kernel = found->kernel, squeeze_bias, excite_bias](auto from, auto to) {
+          auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+          kernel.run({data(0), data(1), squeeze_bias != 0 ? data(squeeze_bias) : nullptr, data(2),
+                      excite_bias != 0 ? data(excite_bias) : nullptr, static_cast<float*>(to[0])});
+        },
+        "excitation", "llga_excitation"};
     plan_->steps.push_back(std::move(step));
     return true;
   }
@@ -842,13 +878,14 @@ class PlanCompiler {
     const auto facts = request_.facts->tensor(value);
     const bool same_layout = strides == layout.get_strides() && facts.sizes == layout.get_dims() &&
                              facts.dtype == lowered_.operands.at(output).dtype;
-    // A second reader in the group could read after the write; as_target reads no numbers of its
-    // target.
+    // A second reader in the group could read after the write, but if it is the same step of our
+    // own; as_target reads no numbers of its target.
     const auto readers =
         std::count_if(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
           return use.user->kind() != asTargetKind() || use.offset == 0;
         });
-    return same_layout && readers == 1 ? static_cast<int64_t>(it->second) : -1;
+    const bool alone = plan_->steps.size() == 1 && plan_->steps[0].kernel.run;
+    return same_layout && (readers == 1 || alone) ? static_cast<int64_t>(it->second) : -1;
   }
 
   const CompileRequest& request_;

@@ -10,11 +10,13 @@
 namespace llga {
 namespace {
 
-// Those for AVX2 stand in for oneDNN's, not for what it has for AVX-512.
-bool ownAvx2Kernels() {
+bool canAvx2() {
   static const bool can = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-  return ownKernels() && usesAvxGemm() && can;
+  return can;
 }
+
+// Those for AVX2 stand in for oneDNN's, not for what it has for AVX-512.
+bool ownAvx2Kernels() { return ownKernels() && usesAvxGemm() && canAvx2(); }
 
 std::optional<Activation> activationOf(OpKind kind) {
   switch (kind) {
@@ -52,6 +54,60 @@ bool isSlowInOneDnn(const GroupedConvolution& kernel) {
   static const bool old = dnnl_version()->minor < 7;
   return kernel.channels == 4 || kernel.groups * kernel.channels % 128 == 0 ||
          (old && kernel.size[1] >= 56);
+}
+
+// Takes the ops of a graph one after the other, each a reader of the one before.
+class Chain {
+ public:
+  explicit Chain(const std::vector<OpSpec>& ops) : next_(ops.begin()), end_(ops.end()) {}
+
+  // The next op, if it is of this kind and reads `operand` first; else null, and nothing is taken.
+  const OpSpec* take(OpKind kind, const Operand& operand) {
+    if (next_ == end_ || next_->kind() != kind || next_->inputs()[0].id != operand.id) {
+      return nullptr;
+    }
+    return &*next_++;
+  }
+
+  // The next op, if it multiplies the two.
+  const OpSpec* takeProduct(const Operand& a, const Operand& b) {
+    if (next_ == end_ || next_->kind() != OpKind::Multiply) {
+      return nullptr;
+    }
+    const auto& factors = next_->inputs();
+    const bool both = (factors[0].id == a.id && factors[1].id == b.id) ||
+                      (factors[0].id == b.id && factors[1].id == a.id);
+    return both ? &*next_++ : nullptr;
+  }
+
+  bool atEnd() const { return next_ == end_; }
+
+ private:
+  std::vector<OpSpec>::const_iterator next_;
+  std::vector<OpSpec>::const_iterator end_;
+};
+
+// The mean over all pixels of an image.
+bool isGlobalMean(const OpSpec& op) {
+  const auto& data = op.inputs()[0];
+  if (data.dtype != at::kFloat || !data.sizes || data.sizes->size() != 4) {
+    return false;
+  }
+  if (op.kind() == OpKind::AvgPool) {
+    return op.get_attr<Shape>(Attr::kernel) == Shape(data.sizes->begin() + 2, data.sizes->end()) &&
+           op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0} &&
+           op.get_attr<Shape>(Attr::pads_end) == Shape{0, 0};
+  }
+  return op.kind() == OpKind::ReduceMean && op.get_attr<bool>(Attr::keep_dims) &&
+         op.get_attr<Shape>(Attr::axes) == Shape{2, 3};
+}
+
+// A convolution of one pixel.
+bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph) {
+  const Shape one{1, 1};
+  return isImageConvolution(op, graph) && op.get_attr<int64_t>(Attr::groups) == 1 &&
+         pair(*op.inputs()[0].sizes) == pair(one) && pair(*op.inputs()[1].sizes) == pair(one) &&
+         op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0};
 }
 
 }  // namespace
@@ -188,6 +244,57 @@ std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const Lowere
                   relu};
   found.kernel.tile = found.kernel.chooseTile();
   return found.kernel.tile != 0 ? std::optional(found) : std::nullopt;
+}
+
+std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {
+  const auto& ops = graph.ops;
+  constexpr size_t kFewest = 6;
+  if (!ownKernels() || !(usesAvxGemm() || usesAvx512()) || !canAvx2() || ops.size() < kFewest ||
+      !isGlobalMean(ops[0])) {
+    return std::nullopt;
+  }
+  const auto& data = ops[0].inputs()[0];
+  Chain chain(ops);
+  chain.take(ops[0].kind(), data);
+
+  const auto* squeeze = chain.take(OpKind::Convolution, ops[0].outputs()[0]);
+  if (squeeze == nullptr || !isPixelConvolution(*squeeze, graph)) {
+    return std::nullopt;
+  }
+  FoundExcitation found{{}, data, {}, squeeze, nullptr};
+  const auto& squeezed = squeeze->outputs()[0];
+  const auto* inner = chain.take(OpKind::ReLU, squeezed);
+  if (inner == nullptr) {
+    found.kernel.inner = Excitation::Inner::silu;
+    const auto* sigmoid = chain.take(OpKind::Sigmoid, squeezed);
+    inner = sigmoid != nullptr ? chain.takeProduct(squeezed, sigmoid->outputs()[0]) : nullptr;
+  }
+  found.excite = inner != nullptr ? chain.take(OpKind::Convolution, inner->outputs()[0]) : nullptr;
+  if (found.excite == nullptr || !isPixelConvolution(*found.excite, graph)) {
+    return std::nullopt;
+  }
+  const auto& excited = found.excite->outputs()[0];
+  const auto* gate = chain.take(OpKind::Sigmoid, excited);
+  found.kernel.sigmoid = gate != nullptr;
+  if (gate == nullptr) {
+    gate = chain.take(OpKind::HardSigmoid, excited);
+    if (gate == nullptr) {
+      return std::nullopt;
+    }
+    found.kernel.alpha = gate->get_attr<float>(Attr::alpha);
+    found.kernel.beta = gate->get_attr<float>(Attr::beta);
+  }
+  const auto* product = chain.takeProduct(data, gate->outputs()[0]);
+  if (product == nullptr || !chain.atEnd() || product->outputs()[0].sizes != data.sizes ||
+      product->outputs()[0].dtype != at::kFloat) {
+    return std::nullopt;
+  }
+  found.result = product->outputs()[0];
+  found.kernel.images = (*data.sizes)[0];
+  found.kernel.pixels = (*data.sizes)[2] * (*data.sizes)[3];
+  found.kernel.channels = (*data.sizes)[1];
+  found.kernel.hidden = (*squeezed.sizes)[1];
+  return found;
 }
 
 }  // namespace llga

@@ -10,6 +10,7 @@
 
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/excitation.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/winograd.h"
 
@@ -53,5 +54,18 @@ struct AddedConvolution {
 // A convolution, and maybe an addition and ReLU, that takes less time by Winograd's algorithm;
 // nothing for other partitions, or where that is off. Images and addend have to be channels last.
 std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph);
+
+struct FoundExcitation {
+  Excitation kernel;
+  Operand data;
+  Operand result;
+  // Whose weights and biases it takes.
+  const OpSpec* squeeze;
+  const OpSpec* excite;
+};
+
+// A whole group that is a squeeze and excitation of float32 images, which have to be channels last;
+// nothing for other groups.
+std::optional<FoundExcitation> excitation(const LoweredGraph& graph);
 
 }  // namespace llga
