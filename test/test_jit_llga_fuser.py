@@ -2166,6 +2166,87 @@ def test_concat_and_batch_norm_beside_others(code: str) -> None:
     check(randomize(module), [torch.randn(2, 3, 8, 6)])
 
 
+class Shuffle(NamedTuple):
+    """Channels of what is concatenated, groups, and how it is written down."""
+
+    parts: tuple[int, ...]
+    groups: int = 2
+    code: str = (
+        "n, c, h, w = x.size()\n"
+        "x = x.view(n, GROUPS, c // GROUPS, h, w)\n"
+        "x = torch.transpose(x, 1, 2).contiguous().view(n, c, h, w)\n"
+    )
+    chunks: str = "a, b = x.chunk(2, dim=1)\nreturn self.d(a), self.e(b)"
+    chunked: int = 2
+    own: bool = True
+
+
+RESHAPED = (
+    "x = x.reshape(x.shape[0], GROUPS, x.shape[1] // GROUPS, x.shape[2], x.shape[3])\n"
+    "x = x.transpose(1, 2).flatten(1, 2)\n"
+)
+SHUFFLES = {
+    "plain": Shuffle((8, 8)),
+    "whole": Shuffle((8, 8), chunks="return self.f(x)"),
+    "odd_chunks": Shuffle((7, 7)),
+    "unequal_parts": Shuffle((4, 12)),
+    "three_groups": Shuffle((6, 6), groups=3),
+    "three_parts": Shuffle((6, 6, 6), groups=3),
+    "reshaped": Shuffle((8, 8), code=RESHAPED),
+    "whole_read_too": Shuffle(
+        (8, 8), chunks="a, b = x.chunk(2, dim=1)\nreturn self.d(a), self.f(x)", own=False
+    ),
+    "three_chunks": Shuffle(
+        (9, 9),
+        chunks="a, b, c = x.chunk(3, dim=1)\nreturn self.d(a), self.d(b) + self.d(c)",
+        chunked=3,
+    ),
+    "other_dimension": Shuffle(
+        (8, 8), chunks="a, b = x.chunk(2, dim=2)\nreturn self.f(a), self.f(b)", own=False
+    ),
+    "no_shuffle": Shuffle(
+        (8, 8),
+        code="n, c, h, w = x.size()\n"
+        "x = x.view(n, 2, c // 4, h * 2, w).transpose(1, 2).contiguous().view(n, c, h, w)\n",
+        own=False,
+    ),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", ["traced", "scripted", "bf16"])
+@pytest.mark.parametrize("case", SHUFFLES)
+def test_channel_shuffle(case: str, mode: str) -> None:
+    c = SHUFFLES[case]
+    channels = sum(c.parts)
+    chunk = channels // c.chunked
+    m = net(
+        f"x = torch.cat([{', '.join(f'self.p{i}(x)' for i in range(len(c.parts)))}], 1)\n"
+        + c.code.replace("GROUPS", str(c.groups))
+        + c.chunks,
+        **{f"p{i}": nn.Conv2d(4, part, 1) for i, part in enumerate(c.parts)},
+        d=nn.Conv2d(chunk, 4, 1),
+        e=nn.Conv2d(chunk, 4, 1),
+        f=nn.Conv2d(channels, 4, 1),
+    ).eval()
+    x = torch.randn(2, 4, 30, 22)
+    check(
+        m,
+        [x],
+        scripted=mode == "scripted",
+        dtype=torch.bfloat16 if mode == "bf16" else torch.float32,
+        fallbacks=case == "no_shuffle",
+    )
+    if mode == "traced":
+        assert ("llga_shuffle" in kernels_of(m, x)) == c.own
+        with torch.no_grad():
+            script = to_script(m, [x])
+            for size in ((1, 4, 9, 9), (3, 4, 5, 8), (2, 4, 30, 22)):
+                y = torch.randn(size)
+                for _ in range(3):
+                    assert_same(script(y), m(y))
+
+
 class Excitation(NamedTuple):
     """A squeeze and excitation: size of the data, hidden channels, and what it does."""
 

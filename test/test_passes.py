@@ -32,6 +32,7 @@ PASSES = [
     "graph_fuser",
     "join_concat",
     "join_excitation",
+    "join_shuffle",
     "layout_propagation",
     "guard_values",
     "guard_shape",
@@ -929,6 +930,106 @@ def test_join_excitation(factor: str, result: str, joined: bool) -> None:
             *("aten::adaptive_avg_pool2d", "aten::conv2d", "aten::relu"),
             *("aten::conv2d", "aten::sigmoid", "aten::mul"),
         ]
+
+
+SHUFFLE = """
+graph(%x : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu)):
+  %w : Float(4, 4, 1, 1, strides=[4, 1, 1, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %none : NoneType = prim::Constant()
+  %zero : int = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %three : int = prim::Constant[value=3]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %zeros : int[] = prim::Constant[value=[0, 0]]()
+  %a : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu) = aten::conv2d(%x, %w, %none, %ones, %zeros, %ones, %one)
+  %b : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu) = aten::conv2d(%a, %w, %none, %ones, %zeros, %ones, %one)
+  %list : Tensor[] = prim::ListConstruct(%a, %b)
+  %1 : Float(1, 8, 6, 6, strides=[288, 1, 48, 8], requires_grad=0, device=cpu) = aten::cat(%list, %DIM)
+  %n : int = aten::size(%1, %zero)
+  %c : int = aten::size(%1, %one)
+  %h : int = aten::size(%1, %two)
+  %v : int = aten::size(%1, %three)
+  %g : int = aten::floordiv(%c, %two)
+  %split : int[] = prim::ListConstruct(%n, %two, %g, %h, %v)
+  %whole : int[] = prim::ListConstruct(%n, %c, %h, %v)
+  %2 : Float(1, 2, 4, 6, 6, strides=[288, 4, 1, 48, 8], requires_grad=0, device=cpu) = aten::view(%1, %split)
+  %3 : Float(1, 4, 2, 6, 6, strides=[288, 1, 4, 48, 8], requires_grad=0, device=cpu) = aten::transpose(%2, %one, %SWAPPED)
+  %4 : Float(1, 4, 2, 6, 6, strides=[288, 72, 36, 6, 1], requires_grad=0, device=cpu) = aten::contiguous(%3, %zero)
+  %5 : Float(1, 8, 6, 6, strides=[288, 36, 6, 1], requires_grad=0, device=cpu) = aten::view(%4, %whole)
+  %6 : Float(1, 4, 6, 6, strides=[288, 36, 6, 1], requires_grad=0, device=cpu), %7 : Float(1, 4, 6, 6, strides=[288, 36, 6, 1], requires_grad=0, device=cpu) = prim::ConstantChunk[chunks=2, dim=1](%5)
+  %8 : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu) = aten::conv2d(%6, %w, %none, %ones, %zeros, %ones, %one)
+  %9 : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu) = aten::conv2d(%7, %w, %none, %ones, %zeros, %ones, %one)
+  return (%8, %9RESULT)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("dim", "swapped", "result", "joined"),
+    [
+        ("one", "two", "", True),
+        ("one", "two", ", %c", False),
+        ("one", "two", ", %7", False),
+        ("one", "two", ", %5", False),
+        ("one", "two", ", %1", False),
+        ("one", "three", "", False),
+        ("two", "two", "", False),
+    ],
+    ids=["joined", "size", "chunk", "whole", "concatenation", "other transpose", "other dimension"],
+)
+def test_join_shuffle(dim: str, swapped: str, result: str, joined: bool) -> None:
+    text = SHUFFLE.replace("DIM", dim).replace("SWAPPED", swapped).replace("RESULT", result)
+    graph = parsed(text)
+    _C.run_pass("graph_fuser", graph)
+    before = kinds(graph).count("llga::FusionGroup")
+    _C.run_pass("join_shuffle", graph)
+    torch._C._jit_pass_lint(graph)
+    after = kinds(graph)
+    assert after.count("llga::FusionGroup") == before
+    assert ("prim::ConstantChunk" not in after) == joined
+    if joined:
+        assert set(after) == {"llga::FusionGroup"}
+
+
+SIZES = """
+graph(%x : Tensor, %n : int):
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %two : Long(requires_grad=0, device=cpu) = prim::Constant[value={2}]()
+  %size : int = aten::size(%x, %0)
+  %a : Tensor = prim::NumToTensor(%size)
+  %b : Tensor = prim::NumToTensor(%n)
+  %c : Tensor = aten::floor_divide(%a, %two)
+  %d : Tensor = aten::add(%c, %b, %1)
+  %e : int = aten::Int(%d)
+  return (%e)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "untraced"),
+    [
+        ("", "", True),
+        ("aten::Int(%d)", "aten::Int(%a)", True),
+        ("add(%c, %b, %1)", "mul(%c, %b)", True),
+        ("add(%c, %b, %1)", "add_(%c, %b, %1)", False),
+        ("aten::Int(%d)", "aten::Int(%x)", False),
+        ("value={2}", "value={0}", False),
+        ("%b, %1)", "%b, %n)", False),
+        ("floor_divide(%a, %two)", "add(%x, %two, %1)", False),
+    ],
+    ids=["sum", "size", "product", "in-place", "a tensor", "by zero", "scaled", "of a tensor"],
+)
+def test_normalize_ops_sizes(old: str, new: str, untraced: bool) -> None:
+    """Tracing computes with sizes as 0-dim tensors."""
+    text = SIZES.replace(old, new) if old else SIZES
+    graph = after("normalize_ops", text)
+    torch._C._jit_pass_dce(graph)
+    assert ("aten::Int" not in kinds(graph)) == untraced
+    if untraced and not old:
+        inputs = torch.zeros(7, 3), 5
+        run = torch._C._create_function_from_graph("f", graph)
+        assert run(*inputs) == 7 // 2 + 5
 
 
 def test_layout_propagation_and_guards() -> None:

@@ -46,6 +46,8 @@ const std::vector<PassEntry>& passes() {
        "between graph_fuser, whose groups it joins, and layout_propagation, which marks their "
        "outputs"},
       {"join_excitation", joinExcitation, "beside join_concat, for the same reasons"},
+      {"join_shuffle", joinShuffle,
+       "after join_concat, which takes the concatenations that a batch norm reads; else likewise"},
       {"layout_propagation", propagateLayout, "needs the groups"},
       {"guard_values", guardValues, "needs to know which values stay between groups"},
       {"guard_shape", guardShape, "last: erases the types the passes above read"},

@@ -8,6 +8,8 @@
 //    residual adds and the feed-forward part, each as its own op.
 // 3. aten::dropout outside training is its input.
 // 4. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
+// 5. Arithmetic on sizes, which tracing records on 0-dim tensors, is arithmetic on integers:
+//      aten::Int(aten::floor_divide(prim::NumToTensor(%n), 2))  ->  aten::floordiv(%n, 2)
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
 // are not rewritten here: the op table lowers them as they stand, so there is nothing to undo.
@@ -167,10 +169,96 @@ bool dropCatOfOne(Node* node) {
   return true;
 }
 
+// Integers that a traced graph computes on 0-dim tensors.
+class TracedIntegers {
+ public:
+  explicit TracedIntegers(const GraphPtr& graph) : graph_(graph) {}
+
+  // Of an aten::Int.
+  bool untrace(Node* node) {
+    auto* tensor = node->input(0);
+    if (!isTensor(tensor) || !isInteger(tensor)) {
+      return false;
+    }
+    const WithInsertPoint guard(node);
+    node->output()->replaceAllUsesWith(integer(Builder(node), tensor));
+    return true;
+  }
+
+ private:
+  static const char* nameFor(const Node* node) {
+    switch (node->kind()) {
+      case aten::floor_divide:
+        return "floordiv";
+      case aten::mul:
+        return "mul";
+      case aten::add:
+        return "add";
+      case aten::sub:
+        return "sub";
+      default:
+        return nullptr;
+    }
+  }
+
+  static std::optional<int64_t> constant(const Value* value) {
+    const auto known = torch::jit::toIValue(value);
+    if (!known || !known->isTensor()) {
+      return std::nullopt;
+    }
+    const auto& tensor = known->toTensor();
+    return tensor.dim() == 0 && tensor.scalar_type() == at::kLong && tensor.device().is_cpu()
+               ? std::optional(tensor.item<int64_t>())
+               : std::nullopt;
+  }
+
+  bool isInteger(const Value* value) {
+    const auto* node = value->node();
+    if (constant(value)) {
+      return true;
+    }
+    if (node->kind() == torch::jit::prim::NumToTensor) {
+      return node->input(0)->type()->isSubtypeOf(*c10::IntType::get()) && !isWritten(value);
+    }
+    if (nameFor(node) == nullptr || node->inputs().size() < 2 || !isTensor(value) ||
+        !isInteger(node->input(0)) || !isInteger(node->input(1))) {
+      return false;
+    }
+    const bool scaled = node->inputs().size() > 2 &&
+                        torch::jit::toIValue(node->input(2)) != c10::IValue(int64_t{1});
+    const bool divided = node->kind() == aten::floor_divide;
+    return !scaled && !(divided && constant(node->input(1)).value_or(0) == 0) && !isWritten(value);
+  }
+
+  Value* integer(Builder b, const Value* value) {
+    if (const auto known = constant(value)) {
+      return b.constant(*known);
+    }
+    const auto* node = value->node();
+    if (node->kind() == torch::jit::prim::NumToTensor) {
+      return const_cast<Value*>(node->input(0));
+    }
+    auto* result = b.op(nameFor(node), {integer(b, node->input(0)), integer(b, node->input(1))});
+    result->setType(c10::IntType::get());
+    return result;
+  }
+
+  bool isWritten(const Value* value) {
+    if (aliases_ == nullptr) {
+      aliases_ = std::make_unique<torch::jit::AliasDb>(graph_);
+    }
+    return aliases_->hasWriters(value);
+  }
+
+  const GraphPtr& graph_;
+  std::unique_ptr<torch::jit::AliasDb> aliases_;  // of values that were there before
+};
+
 }  // namespace
 
 void normalizeOps(const GraphPtr& graph) {
-  walk(graph->block(), [](Node* node) {
+  TracedIntegers integers(graph);
+  walk(graph->block(), [&](Node* node) {
     bool replaced = false;
     if (node->kind() == attentionKind()) {
       replaced = splitAttention(node);
@@ -180,6 +268,8 @@ void normalizeOps(const GraphPtr& graph) {
       replaced = dropDropout(node);
     } else if (node->kind() == aten::cat) {
       replaced = dropCatOfOne(node);
+    } else if (node->kind() == aten::Int) {
+      replaced = integers.untrace(node);
     }
     if (replaced) {
       node->destroy();

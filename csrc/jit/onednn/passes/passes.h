@@ -23,6 +23,7 @@ void deferSizeCheck(const GraphPtr& graph);
 void fuseGraph(const GraphPtr& graph);
 void joinConcat(const GraphPtr& graph);
 void joinExcitation(const GraphPtr& graph);
+void joinShuffle(const GraphPtr& graph);
 void propagateLayout(const GraphPtr& graph);
 void guardValues(const GraphPtr& graph);
 void guardShape(const GraphPtr& graph);

@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "jit/onednn/ops/op_table.h"
+#include "jit/onednn/runtime/channel_shuffle.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_kernels.h"
@@ -65,8 +66,12 @@ class PlanCompiler {
       : request_(request), pack_(pack), plan_(std::make_shared<Plan>()) {}
 
   std::shared_ptr<const Plan> run() {
-    lower();
     indexValues();
+    if (const auto shuffle = findShuffle(*request_.subgraph, *request_.facts)) {
+      channelShuffle(*shuffle);
+      return finished();
+    }
+    lower();
     if (!concatAffine() && !squeezeExcitation()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
@@ -75,20 +80,17 @@ class PlanCompiler {
         }
       }
     }
-    plan_->outputs.resize(request_.subgraph->outputs().size());
-    for (const auto i : c10::irange(plan_->outputs.size())) {
-      describeOutput(i);
-    }
-    plan_->binaries_apart = request_.binaries_apart;
-    plan_->prepare();
-    return plan_;
+    return finished();
   }
 
   Description describe(const std::vector<Shape>& output_strides) {
-    lower();
-    indexValues();
     Description result;
     result.fpmath_mode = request_.fpmath_mode;
+    if (findShuffle(*request_.subgraph, *request_.facts)) {
+      return result;  // nothing of it is oneDNN's
+    }
+    indexValues();
+    lower();
     for (const auto& partition : partitions()) {
       auto& part = result.partitions.emplace_back();
       std::unordered_map<size_t, Layout> ports;
@@ -126,6 +128,16 @@ class PlanCompiler {
   }
 
  private:
+  std::shared_ptr<const Plan> finished() {
+    plan_->outputs.resize(request_.subgraph->outputs().size());
+    for (const auto i : c10::irange(plan_->outputs.size())) {
+      describeOutput(i);
+    }
+    plan_->binaries_apart = request_.binaries_apart;
+    plan_->prepare();
+    return plan_;
+  }
+
   static Description::Op describeOp(const OpSpec& spec,
                                     const std::unordered_map<size_t, Layout>& ports) {
     auto tensors = [&](const std::vector<Operand>& operands) {
@@ -557,6 +569,42 @@ class PlanCompiler {
                    "concat", "llga_affine"};
     plan_->steps.push_back(std::move(step));
     return true;
+  }
+
+  // One step for a group that is a channel shuffle.
+  void channelShuffle(const Shuffle& shuffle) {
+    Plan::Step step;
+    std::vector<int64_t> parts;
+    std::vector<int64_t> chunks;
+    auto layoutOf = [&](const Value* value, std::vector<int64_t>& channels) {
+      const auto facts = request_.facts->tensor(value);
+      const auto& sizes = facts.sizes.value();
+      channels.push_back(sizes[1]);
+      return strided(value->unique(), facts.dtype.value(), sizes, channelsLastStrides(sizes));
+    };
+    for (const auto* part : shuffle.parts) {
+      const auto index = group_inputs_.at(part->unique());
+      const auto layout = layoutOf(part, parts);
+      if (request_.input_strides[index] != layout.get_strides()) {
+        throw CompileError{"a channel shuffle of data that is not channels last"};
+      }
+      step.inputs.emplace_back(Slot{Slot::Kind::input, index}, layout);
+    }
+    for (const auto* chunk : shuffle.chunks) {
+      const auto index = group_outputs_.at(chunk->unique());
+      if (!request_.any_layout[index]) {
+        throw CompileError{"a channel shuffle whose result is read outside of groups"};
+      }
+      const auto layout = layoutOf(chunk, chunks);
+      layouts_.insert_or_assign(chunk->unique(), layout);
+      step.outputs.emplace_back(Slot{Slot::Kind::output, index}, layout);
+    }
+    step.kernel = {[kernel = ChannelShuffle(std::move(parts), std::move(chunks), shuffle.groups,
+                                            shuffle.pixels, shuffle.item)](auto from, auto to) {
+                     kernel.run(from, to);
+                   },
+                   "shuffle", "llga_shuffle"};
+    plan_->steps.push_back(std::move(step));
   }
 
   // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our

@@ -297,4 +297,76 @@ std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {
   return found;
 }
 
+std::optional<Shuffle> findShuffle(const Graph& subgraph, const Facts& facts) {
+  namespace aten = torch::jit::aten;
+  namespace prim = torch::jit::prim;
+  const Node* concat = nullptr;
+  std::vector<const Node*> chain;
+  for (const auto* node : subgraph.nodes()) {
+    if (concat == nullptr && node->kind() == aten::cat) {
+      concat = node;
+      chain.push_back(node);
+    } else if (node->kind() != prim::Constant && node->kind() != prim::ListConstruct &&
+               !isShapeArithmetic(node)) {
+      if (chain.empty() || chain.back()->outputs().size() != 1 ||
+          node->input(0) != chain.back()->output()) {
+        return std::nullopt;
+      }
+      chain.push_back(node);
+    }
+  }
+  size_t next = 1;
+  auto take = [&](std::initializer_list<Symbol> kinds) -> const Node* {
+    const bool is = next < chain.size() &&
+                    std::find(kinds.begin(), kinds.end(), chain[next]->kind()) != kinds.end();
+    return is ? chain[next++] : nullptr;
+  };
+  auto isOne = [&](const Value* value) { return facts.constant(value) == c10::IValue(1); };
+  auto sizes = [&](const Value* value) { return facts.tensor(value).sizes.value_or(Shape{}); };
+
+  const auto* split = take({aten::view, aten::reshape});
+  const auto* swap = take({aten::transpose});
+  if (split == nullptr || swap == nullptr || !isOne(concat->input(1)) || !isOne(swap->input(1)) ||
+      facts.constant(swap->input(2)) != c10::IValue(2)) {
+    return std::nullopt;
+  }
+  take({aten::contiguous, aten::clone});
+  const auto* join = take({aten::view, aten::reshape, aten::flatten});
+  const auto whole = sizes(concat->output());
+  const auto grouped = sizes(split->output());
+  if (join == nullptr || whole.size() != 4 || sizes(join->output()) != whole ||
+      grouped.size() != 5 || grouped[0] != whole[0] || grouped[1] * grouped[2] != whole[1] ||
+      grouped[3] != whole[2] || grouped[4] != whole[3]) {
+    return std::nullopt;
+  }
+  const Node* last = join;
+  if (const auto* chunk = take({aten::chunk})) {
+    last = isOne(chunk->input(2)) ? take({prim::ListUnpack}) : nullptr;
+  } else if (const auto* known = take({prim::ConstantChunk})) {
+    last = known->i(torch::jit::attr::dim) == 1 ? known : nullptr;
+  }
+  const auto dtype = facts.tensor(concat->output()).dtype;
+  if (last == nullptr || next != chain.size() || (dtype != at::kFloat && dtype != at::kBFloat16)) {
+    return std::nullopt;
+  }
+  Shuffle found{{},
+                {last->outputs().begin(), last->outputs().end()},
+                grouped[1],
+                whole[0] * whole[2] * whole[3],
+                static_cast<int64_t>(c10::elementSize(*dtype))};
+  for (const auto* part : concat->input(0)->node()->inputs()) {
+    if (part->node()->kind() != prim::Param || facts.tensor(part).dtype != dtype ||
+        sizes(part).size() != 4) {
+      return std::nullopt;
+    }
+    found.parts.push_back(part);
+  }
+  const auto outputs = subgraph.outputs();
+  const bool all = outputs.size() == found.chunks.size() &&
+                   std::all_of(found.chunks.begin(), found.chunks.end(), [&](const Value* chunk) {
+                     return std::find(outputs.begin(), outputs.end(), chunk) != outputs.end();
+                   });
+  return all ? std::optional(found) : std::nullopt;
+}
+
 }  // namespace llga

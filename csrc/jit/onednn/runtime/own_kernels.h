@@ -68,4 +68,16 @@ struct FoundExcitation {
 // nothing for other groups.
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph);
 
+struct Shuffle {
+  std::vector<const Value*> parts;
+  std::vector<const Value*> chunks;
+  int64_t groups;
+  int64_t pixels;  // of all images together
+  int64_t item;    // bytes of a number
+};
+
+// A whole group that concatenates channels, shuffles them and maybe cuts the result into chunks, as
+// join_shuffle leaves it; nothing for other groups. No oneDNN op stands for it.
+std::optional<Shuffle> findShuffle(const Graph& subgraph, const Facts& facts);
+
 }  // namespace llga
