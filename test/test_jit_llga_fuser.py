@@ -2166,6 +2166,40 @@ def test_concat_and_batch_norm_beside_others(code: str) -> None:
     check(randomize(module), [torch.randn(2, 3, 8, 6)])
 
 
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("activation", ["", "F.relu", "F.hardswish"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    "size", [(1, 3, 5), (1, 8, 700), (1, 517, 96), (2, 64, 33), (1, 1, 1, 40, 9)], ids=str
+)
+def test_linear_of_one_row(size: tuple[int, ...], bias: bool, activation: str) -> None:
+    """It has a kernel of our own on processors with AVX2, which takes the weight as it is."""
+    *outer, inputs, outputs = size
+    m = net(f"{activation}(self.l(x))", l=nn.Linear(inputs, outputs, bias=bias)).eval()
+    x = torch.randn(*outer, inputs)
+    check(m, [x], groups=1, fused="linear")
+    own = math.prod(outer) == 1 and has_avx2_kernels()
+    assert kernels_of(m, x) == ["llga_gemv:avx2"] or not own
+    assert own or "llga_gemv:avx2" not in kernels_of(m, x)
+
+
+@pytest.mark.parametrize("activation", ["", "F.relu", "F.hardswish"])
+def test_linear_of_one_row_with_special_values(activation: str) -> None:
+    m = net(f"{activation}(self.l(x))", l=nn.Linear(45, 20)).eval()
+    x = torch.randn(1, 45)
+    with torch.no_grad():
+        m.l.weight[::2, 44] = 0  # behind the last whole vector
+        m.l.weight[3, 2] = math.inf
+        m.l.bias[7] = -math.inf
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+        for place, value in ((44, math.inf), (0, math.nan), (20, 3e38), (37, -math.inf)):
+            y = x.clone()
+            y[0, place] = value
+            assert_same(script(y), m(y))
+
+
 class Shuffle(NamedTuple):
     """Channels of what is concatenated, groups, and how it is written down."""
 

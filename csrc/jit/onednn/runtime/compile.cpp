@@ -75,7 +75,7 @@ class PlanCompiler {
     if (!concatAffine() && !squeezeExcitation()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
-        if (!groupedConvolution(ops) && !winograd(ops) && !activation(ops)) {
+        if (!groupedConvolution(ops) && !winograd(ops) && !gemv(ops) && !activation(ops)) {
           compile(partition, ops);
         }
       }
@@ -497,6 +497,46 @@ class PlanCompiler {
         strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes));
     layouts_.insert_or_assign(result.id, layout);
     step.outputs.emplace_back(resultSlot(result.id, layout), layout);
+  }
+
+  // A step for a linear layer of one row. False for any other partition.
+  bool gemv(const Ops& ops) {
+    const auto found = rowProduct(ops, lowered_);
+    if (!found || !knownSlot(found->data.id)) {
+      return false;
+    }
+    const auto data = inputLayout(found->data.id);
+    const auto result = outputLayout(found->result.id);
+    const auto contiguous = c10::TensorType::contiguousStridesOf(*found->result.sizes);
+    const auto weight = constantTensor(found->weight.id);
+    const auto columns = weight.size(0);
+    const auto rows = weight.size(1);
+    if (data.get_layout_type() != LayoutType::strided ||
+        data.get_strides() != c10::TensorType::contiguousStridesOf(*found->data.sizes) ||
+        (result.get_layout_type() != LayoutType::any && result.get_strides() != contiguous) ||
+        !weight.t().is_contiguous()) {
+      return false;
+    }
+    Plan::Step step;
+    step.inputs.emplace_back(*knownSlot(found->data.id), data);
+    step.inputs.emplace_back(keep(weight), strided(found->weight.id, at::kFloat, {columns, rows},
+                                                   {1, columns}, /*constant=*/true));
+    if (found->bias) {
+      step.inputs.emplace_back(keep(constantTensor(found->bias->id).contiguous()),
+                               inputLayout(found->bias->id));
+    }
+    const auto layout = strided(found->result.id, at::kFloat, *found->result.sizes, contiguous);
+    layouts_.insert_or_assign(found->result.id, layout);
+    step.outputs.emplace_back(resultSlot(found->result.id, layout), layout);
+    step.kernel = {[rows, columns, bias = found->bias.has_value(), rectifier = found->rectifier](
+                       auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     llga::gemv(data(1), bias ? data(2) : nullptr, rows, columns, data(0),
+                                static_cast<float*>(to[0]), rectifier);
+                   },
+                   "matmul", "llga_gemv:avx2"};
+    plan_->steps.push_back(std::move(step));
+    return true;
   }
 
   // A step for an activation apart. False if the partition is none.

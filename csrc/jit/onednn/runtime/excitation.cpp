@@ -7,6 +7,7 @@
 
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/gemv.h"
 
 namespace llga {
 namespace {
@@ -16,8 +17,6 @@ constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thr
 // One register of AVX2. Arithmetic goes number by number.
 constexpr int64_t kWidth = 8;
 using Vector [[gnu::vector_size(kWidth * sizeof(float))]] = float;
-// Of the bits that are to stay.
-using Mask [[gnu::vector_size(kWidth * sizeof(float))]] = int32_t;
 
 #define LLGA_AVX2 gnu::target("avx2,fma"), gnu::optimize("O3")
 #define LLGA_INLINE [[LLGA_AVX2, gnu::always_inline]] inline
@@ -26,10 +25,6 @@ LLGA_INLINE Vector load(const float* from) {
   Vector to;
   std::memcpy(&to, from, sizeof(to));
   return to;
-}
-
-LLGA_INLINE Vector loadMasked(const float* from, const Mask& mask) {
-  return reinterpret_cast<Vector>(reinterpret_cast<Mask>(load(from)) & mask);
 }
 
 // Sums of a few rows each are added up, as they are in eager: one long sum would round more.
@@ -70,58 +65,6 @@ LLGA_INLINE void sumBand(const float* from, int64_t rows, int64_t stride, float*
   }
 }
 
-// The products of some rows with one. What is left of them behind the last whole vector is `rest`
-// of the vector that ends where they end.
-template <int64_t rows>
-LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, const Mask& rest,
-                     float* to) {
-  Vector sum[rows] = {};
-  int64_t c = 0;
-  for (; c + kWidth <= columns; c += kWidth) {
-    const auto y = load(factor + c);
-    for (int64_t row = 0; row < rows; ++row) {
-      sum[row] += load(from + row * columns + c) * y;
-    }
-  }
-  if (c < columns) {
-    const auto y = loadMasked(factor + columns - kWidth, rest);
-    for (int64_t row = 0; row < rows; ++row) {
-      sum[row] += loadMasked(from + (row + 1) * columns - kWidth, rest) * y;
-    }
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto& s = sum[row];
-    to[row] = ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
-  }
-}
-
-// to[row] = sum of from[row][.] * factor[.]
-[[LLGA_AVX2]] void dotRows(const float* from, int64_t rows, int64_t columns, const float* factor,
-                           float* to) {
-  constexpr int64_t kRows = 6;
-  if (columns < kWidth) {
-    for (int64_t row = 0; row < rows; ++row) {
-      float sum = 0;
-      for (int64_t c = 0; c < columns; ++c) {
-        sum += from[row * columns + c] * factor[c];
-      }
-      to[row] = sum;
-    }
-    return;
-  }
-  Mask rest;
-  for (int64_t i = 0; i < kWidth; ++i) {
-    rest[i] = i < kWidth - columns % kWidth ? 0 : -1;
-  }
-  int64_t row = 0;
-  for (; row + kRows <= rows; row += kRows) {
-    dot<kRows>(from + row * columns, columns, factor, rest, to + row);
-  }
-  for (; row < rows; ++row) {
-    dot<1>(from + row * columns, columns, factor, rest, to + row);
-  }
-}
-
 // to[.][c] = from[.][c] * factor[c]
 [[LLGA_AVX2]] void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor,
                              float* to) {
@@ -136,18 +79,6 @@ LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, co
 
 #undef LLGA_AVX2
 #undef LLGA_INLINE
-
-// to[row] = bias[row] + sum of weight[row][.] * data[.]
-void multiply(const float* weight, const float* bias, int64_t rows, int64_t columns,
-              const float* data, float* to) {
-  const auto grain = std::max<int64_t>(1, kForOne / columns);
-  at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
-    dotRows(weight + first * columns, last - first, columns, data, to + first);
-    for (auto row = first; bias != nullptr && row < last; ++row) {
-      to[row] += bias[row];
-    }
-  });
-}
 
 }  // namespace
 
@@ -187,16 +118,14 @@ void Excitation::runImage(const Data& data) const {
     mean[c] /= static_cast<float>(pixels);
   }
 
-  multiply(data.squeeze, data.squeeze_bias, hidden, channels, mean, inside);
-  if (inner == Inner::silu) {
+  const bool relu = inner == Inner::relu;
+  gemv(data.squeeze, data.squeeze_bias, hidden, channels, mean, inside,
+       relu ? Rectifier::relu : Rectifier::none);
+  if (!relu) {
     activate(Activation::silu, inside, inside, hidden);
-  } else {
-    for (int64_t h = 0; h < hidden; ++h) {
-      inside[h] = inside[h] < 0 ? 0 : inside[h];  // NaN stays NaN
-    }
   }
 
-  multiply(data.excite, data.excite_bias, channels, hidden, inside, gate);
+  gemv(data.excite, data.excite_bias, channels, hidden, inside, gate);
   if (sigmoid) {
     activate(Activation::sigmoid, gate, gate, channels);
   } else {

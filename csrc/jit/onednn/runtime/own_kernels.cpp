@@ -46,6 +46,14 @@ bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph) {
          inputs[1].sizes && result.dtype == at::kFloat && result.sizes;
 }
 
+// A flag that may not have been set at all.
+bool isSet(const OpSpec& op, Attr flag) {
+  const auto& attributes = op.attributes();
+  return std::any_of(attributes.begin(), attributes.end(), [flag](const auto& known) {
+    return known.first == flag && std::get<bool>(known.second);
+  });
+}
+
 std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
 
 // Groups of 4 channels take its gemm. With groups of 8, pixels that are a multiple of 512 bytes
@@ -244,6 +252,39 @@ std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const Lowere
                   relu};
   found.kernel.tile = found.kernel.chooseTile();
   return found.kernel.tile != 0 ? std::optional(found) : std::nullopt;
+}
+
+std::optional<RowProduct> rowProduct(const Ops& ops, const LoweredGraph& graph) {
+  const auto& product = *ops[0];
+  if (!ownAvx2Kernels() || product.kind() != OpKind::MatMul || ops.size() > 2 ||
+      isSet(product, Attr::transpose_a) || isSet(product, Attr::transpose_b)) {
+    return std::nullopt;
+  }
+  const auto& inputs = product.inputs();
+  const bool parameters = std::all_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
+    return input.dtype == at::kFloat && input.sizes && graph.operands.at(input.id).constant;
+  });
+  const auto& data = inputs[0];
+  if (!parameters || data.dtype != at::kFloat || !data.sizes || inputs[1].sizes->size() != 2 ||
+      c10::multiply_integers(*data.sizes) != (*inputs[1].sizes)[0]) {
+    return std::nullopt;
+  }
+  RowProduct found{data, inputs[1], std::nullopt, ops.back()->outputs()[0], Rectifier::none};
+  if (inputs.size() == 3) {
+    found.bias = inputs[2];
+    if (c10::multiply_integers(*found.bias->sizes) != (*inputs[1].sizes)[1]) {
+      return std::nullopt;
+    }
+  }
+  if (ops.size() == 2) {
+    const auto kind = ops[1]->kind();
+    if (kind != OpKind::ReLU && kind != OpKind::HardSwish) {
+      return std::nullopt;
+    }
+    found.rectifier = kind == OpKind::ReLU ? Rectifier::relu : Rectifier::hardswish;
+  }
+  return found.result.dtype == at::kFloat && found.result.sizes ? std::optional(found)
+                                                                : std::nullopt;
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {

@@ -11,6 +11,7 @@
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/excitation.h"
+#include "jit/onednn/runtime/gemv.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/winograd.h"
 
@@ -54,6 +55,19 @@ struct AddedConvolution {
 // A convolution, and maybe an addition and ReLU, that takes less time by Winograd's algorithm;
 // nothing for other partitions, or where that is off. Images and addend have to be channels last.
 std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph);
+
+// A linear layer of one row, and maybe an activation.
+struct RowProduct {
+  Operand data;
+  Operand weight;  // inputs x outputs
+  std::optional<Operand> bias;
+  Operand result;
+  Rectifier rectifier;
+};
+
+// Of float32 data that is one row, with constant parameters, where oneDNN is slow; nothing for
+// other partitions. Data and result have to be contiguous, the weight by columns.
+std::optional<RowProduct> rowProduct(const Ops& ops, const LoweredGraph& graph);
 
 struct FoundExcitation {
   Excitation kernel;
