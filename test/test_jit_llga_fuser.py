@@ -1859,6 +1859,17 @@ def test_convolution_by_winograd(case: str) -> None:
     assert own == [has_own_kernels()] * c.fused
 
 
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("code", ["y + self.c(y)", "F.relu(self.c(y) + y)"])
+def test_what_a_kernel_reads_is_not_written_over(code: str) -> None:
+    """The addend may be overwritten by the result, unless it is the data as well."""
+    image = torch.randn(2, 64, 28, 28)
+    pixel, spatial = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 3, padding=1)
+    check(net(f"y = self.a(x)\nreturn self.b({code})", a=pixel, b=pixel, c=spatial), [image])
+    rows, square = torch.randn(300, 64), nn.Linear(64, 64)
+    check(net(f"y = self.a(x)\nreturn self.b({code})", a=square, b=square, c=square), [rows])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("size", [(1, 64, 28, 28), (1, 256, 14, 14)], ids=["large", "small"])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
@@ -2197,6 +2208,90 @@ def test_linear_of_one_row_with_special_values(activation: str) -> None:
         for place, value in ((44, math.inf), (0, math.nan), (20, 3e38), (37, -math.inf)):
             y = x.clone()
             y[0, place] = value
+            assert_same(script(y), m(y))
+
+
+class Rows(NamedTuple):
+    """A linear layer: size of the data, outputs, and how it is written down."""
+
+    size: tuple[int, ...]
+    outputs: int
+    code: str = "self.l(x)"
+    bias: bool = True
+    own: bool = True
+
+
+ROWS = {
+    "plain": Rows((8, 30), 16),
+    "odd": Rows((13, 7), 41),
+    "one_output": Rows((50, 33), 1),
+    "one_input": Rows((9, 1), 20),
+    "many_rows": Rows((2, 300, 40), 72, code="F.relu(self.l(x))"),
+    "blocks": Rows((1000, 16), 50, bias=False),
+    "batch": Rows((3, 2, 17, 64), 48, code="F.relu(self.l(x) + y)"),
+    "skip_before": Rows((197, 96), 100, code="y + self.l(x)"),
+    "skip_without_bias": Rows((20, 96), 31, code="self.l(x) + y", bias=False),
+    "gelu": Rows((60, 96), 100, code="F.gelu(self.l(x))"),
+    "of_matmul": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v"),
+    "of_matmul_and_skip": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v + y"),
+    "few_rows": Rows((7, 30), 16, own=False),
+    "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u", own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", ROWS)
+def test_linear_of_many_rows(case: str) -> None:
+    """It has a kernel of our own on processors with AVX2, whose weights lie in panels."""
+    c = ROWS[case]
+    inputs = c.size[-1]
+    m = net(
+        c.code,
+        "x, y",
+        l=nn.Linear(inputs, c.outputs, bias=c.bias),
+        w=torch.randn(inputs, c.outputs),
+        v=torch.randn(c.outputs),
+        u=torch.randn(c.size[-2], 1),
+    ).eval()
+    x, y = torch.randn(c.size), torch.randn(*c.size[:-1], c.outputs)
+    check(m, [x, y], groups=1)
+    groups = llga_fuser.report(m, x, y, rounds=1).groups
+    own = any(p.implementation == "llga_gemm:avx2" for g in groups for p in g.primitives)
+    assert own == (c.own and has_avx2_kernels())
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_linear_of_changing_rows() -> None:
+    """All sizes share one weight in panels."""
+    m = net("self.d(F.relu(self.c(x)))", c=nn.Linear(40, 50), d=nn.Linear(50, 30)).eval()
+    gc.collect()
+    llga_fuser.clear_cache()
+    before = llga_fuser.cache_info().packed_bytes
+    with torch.no_grad():
+        script = to_script(m, [torch.randn(20, 40)])
+        for rows in (20, 8, 400, 2, 1, 33, 20):
+            x = torch.randn(rows, 40)
+            for _ in range(3):
+                assert_same(script(x), m(x))
+    if has_avx2_kernels():
+        panels = 4 * (64 * 40 + 32 * 50)
+        assert panels <= llga_fuser.cache_info().packed_bytes - before <= 3 * panels
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_linear_of_many_rows_with_special_values(value: float) -> None:
+    m = net("F.relu(self.l(x))", l=nn.Linear(45, 20)).eval()
+    x = torch.randn(31, 45)
+    with torch.no_grad():
+        m.l.weight[::2, 7] = 0
+        m.l.weight[3, 2] = math.inf
+        m.l.bias[19] = -math.inf
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+        for place in (0, 7, 44):
+            y = x.clone()
+            y[30, place] = value
             assert_same(script(y), m(y))
 
 

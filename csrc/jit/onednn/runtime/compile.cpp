@@ -16,6 +16,7 @@
 #include "jit/onednn/runtime/channel_shuffle.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
@@ -75,7 +76,7 @@ class PlanCompiler {
     if (!concatAffine() && !squeezeExcitation()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
-        if (!groupedConvolution(ops) && !winograd(ops) && !gemv(ops) && !activation(ops)) {
+        if (!groupedConvolution(ops) && !winograd(ops) && !linear(ops) && !activation(ops)) {
           compile(partition, ops);
         }
       }
@@ -499,44 +500,81 @@ class PlanCompiler {
     step.outputs.emplace_back(resultSlot(result.id, layout), layout);
   }
 
-  // A step for a linear layer of one row. False for any other partition.
-  bool gemv(const Ops& ops) {
-    const auto found = rowProduct(ops, lowered_);
-    if (!found || !knownSlot(found->data.id)) {
+  // A step for a linear layer. False for any other partition.
+  bool linear(const Ops& ops) {
+    const auto found = llga::linear(ops, lowered_);
+    if (!found || !knownSlot(found->data.id) || !isContiguous(inputLayout(found->data.id)) ||
+        (found->addend &&
+         (!knownSlot(*found->addend) || !isContiguous(inputLayout(*found->addend))))) {
       return false;
     }
-    const auto data = inputLayout(found->data.id);
-    const auto result = outputLayout(found->result.id);
-    const auto contiguous = c10::TensorType::contiguousStridesOf(*found->result.sizes);
-    const auto weight = constantTensor(found->weight.id);
-    const auto columns = weight.size(0);
-    const auto rows = weight.size(1);
-    if (data.get_layout_type() != LayoutType::strided ||
-        data.get_strides() != c10::TensorType::contiguousStridesOf(*found->data.sizes) ||
-        (result.get_layout_type() != LayoutType::any && result.get_strides() != contiguous) ||
-        !weight.t().is_contiguous()) {
+    const auto& result = found->result;
+    const auto wanted = outputLayout(result.id);
+    if (wanted.get_layout_type() != LayoutType::any && !isContiguous(wanted)) {
       return false;
     }
     Plan::Step step;
-    step.inputs.emplace_back(*knownSlot(found->data.id), data);
-    step.inputs.emplace_back(keep(weight), strided(found->weight.id, at::kFloat, {columns, rows},
-                                                   {1, columns}, /*constant=*/true));
-    if (found->bias) {
-      step.inputs.emplace_back(keep(constantTensor(found->bias->id).contiguous()),
-                               inputLayout(found->bias->id));
+    auto bind = [&](const Slot& slot, const Layout& layout) {
+      step.inputs.emplace_back(slot, layout);
+      return step.inputs.size() - 1;
+    };
+    bind(*knownSlot(found->data.id), inputLayout(found->data.id));
+    const auto weight = constantTensor(found->weight.id);
+    const auto inputs = weight.size(0);
+    const auto outputs = weight.size(1);
+    const bool row = found->rows == 1;
+    const Linear kernel{found->rows, inputs, outputs, found->rectifier == Rectifier::relu};
+    if (row) {
+      if (!weight.t().is_contiguous()) {
+        return false;
+      }
+      bind(keep(weight), strided(found->weight.id, at::kFloat, {inputs, outputs}, {1, inputs},
+                                 /*constant=*/true));
+    } else {
+      if (findReleasable(weight)) {
+        return false;
+      }
+      auto panels =
+          transformWeight(weight, kernel.weightSizes(), [&] { return kernel.panels(weight); });
+      bind(constantSlot(panels->data()), inputLayout(found->weight.id));
+      plan_->packed.push_back(std::move(panels));
     }
-    const auto layout = strided(found->result.id, at::kFloat, *found->result.sizes, contiguous);
-    layouts_.insert_or_assign(found->result.id, layout);
-    step.outputs.emplace_back(resultSlot(found->result.id, layout), layout);
-    step.kernel = {[rows, columns, bias = found->bias.has_value(), rectifier = found->rectifier](
-                       auto from, auto to) {
-                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
-                     llga::gemv(data(1), bias ? data(2) : nullptr, rows, columns, data(0),
-                                static_cast<float*>(to[0]), rectifier);
+    size_t bias = 0;
+    if (found->bias) {
+      const auto tensor = constantTensor(found->bias->id).contiguous();
+      bias = bind(keep(tensor), strided(found->bias->id, at::kFloat, tensor.sizes().vec(),
+                                        tensor.strides().vec(), /*constant=*/true));
+    }
+    size_t addend = 0;
+    if (found->addend) {
+      addend = bind(*knownSlot(*found->addend), inputLayout(*found->addend));
+      inplace_[result.id] = *found->addend;
+    }
+    const auto layout = strided(result.id, at::kFloat, *result.sizes,
+                                c10::TensorType::contiguousStridesOf(*result.sizes));
+    layouts_.insert_or_assign(result.id, layout);
+    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
+    step.kernel = {[kernel, row, bias, addend, rectifier = found->rectifier](auto from, auto to) {
+                     auto data = [&](size_t i) {
+                       return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
+                     };
+                     const auto* source = static_cast<const float*>(from[0]);
+                     auto* result = static_cast<float*>(to[0]);
+                     if (row) {
+                       gemv(data(1), data(bias), kernel.outputs, kernel.inputs, source, result,
+                            rectifier);
+                     } else {
+                       kernel.run({source, data(1), data(bias), data(addend), result});
+                     }
                    },
-                   "matmul", "llga_gemv:avx2"};
+                   "matmul", row ? "llga_gemv:avx2" : "llga_gemm:avx2"};
     plan_->steps.push_back(std::move(step));
     return true;
+  }
+
+  static bool isContiguous(const Layout& layout) {
+    return layout.get_layout_type() == LayoutType::strided &&
+           layout.get_strides() == c10::TensorType::contiguousStridesOf(layout.get_dims());
   }
 
   // A step for an activation apart. False if the partition is none.
@@ -673,6 +711,7 @@ class PlanCompiler {
     const auto excite_bias = bind(*found->excite, 2);
     addChannelsLastResult(step, found->result);
     inplace_[found->result.id] = found->data.id;
+    overwrites_what_it_reads_ = true;
     step.kernel = {
         [kernel = found->kernel, squeeze_bias, excite_bias](auto from, auto to) {
           auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
@@ -966,14 +1005,14 @@ class PlanCompiler {
     const auto facts = request_.facts->tensor(value);
     const bool same_layout = strides == layout.get_strides() && facts.sizes == layout.get_dims() &&
                              facts.dtype == lowered_.operands.at(output).dtype;
-    // A second reader in the group could read after the write, but if it is the same step of our
-    // own; as_target reads no numbers of its target.
+    // A second reader in the group could read after the write; as_target reads no numbers of its
+    // target.
     const auto readers =
         std::count_if(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
           return use.user->kind() != asTargetKind() || use.offset == 0;
         });
-    const bool alone = plan_->steps.size() == 1 && plan_->steps[0].kernel.run;
-    return same_layout && (readers == 1 || alone) ? static_cast<int64_t>(it->second) : -1;
+    const bool may = readers == 1 || overwrites_what_it_reads_;
+    return same_layout && may ? static_cast<int64_t>(it->second) : -1;
   }
 
   const CompileRequest& request_;
@@ -986,6 +1025,7 @@ class PlanCompiler {
   std::unordered_map<size_t, Layout> layouts_;  // of values computed so far
   std::unordered_map<size_t, Slot> slots_;      // where they are
   std::unordered_map<size_t, size_t> inplace_;  // output -> input that it may overwrite
+  bool overwrites_what_it_reads_ = false;       // the one step of the plan, and when it may
   std::vector<InPlaceActivation> activations_;
 };
 

@@ -254,37 +254,71 @@ std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const Lowere
   return found.kernel.tile != 0 ? std::optional(found) : std::nullopt;
 }
 
-std::optional<RowProduct> rowProduct(const Ops& ops, const LoweredGraph& graph) {
+std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph) {
   const auto& product = *ops[0];
-  if (!ownAvx2Kernels() || product.kind() != OpKind::MatMul || ops.size() > 2 ||
-      isSet(product, Attr::transpose_a) || isSet(product, Attr::transpose_b)) {
+  if (!ownAvx2Kernels() || product.kind() != OpKind::MatMul || isSet(product, Attr::transpose_a) ||
+      isSet(product, Attr::transpose_b)) {
     return std::nullopt;
   }
+  auto isFloat = [](const Operand& operand) {
+    return operand.dtype == at::kFloat && operand.sizes && !operand.sizes->empty();
+  };
+  auto isConstant = [&](const Operand& operand) { return graph.operands.at(operand.id).constant; };
   const auto& inputs = product.inputs();
-  const bool parameters = std::all_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
-    return input.dtype == at::kFloat && input.sizes && graph.operands.at(input.id).constant;
-  });
   const auto& data = inputs[0];
-  if (!parameters || data.dtype != at::kFloat || !data.sizes || inputs[1].sizes->size() != 2 ||
-      c10::multiply_integers(*data.sizes) != (*inputs[1].sizes)[0]) {
+  const auto& weight = inputs[1];
+  if (!isFloat(data) || !isFloat(weight) || !isConstant(weight) || weight.sizes->size() != 2 ||
+      data.sizes->back() != (*weight.sizes)[0]) {
     return std::nullopt;
   }
-  RowProduct found{data, inputs[1], std::nullopt, ops.back()->outputs()[0], Rectifier::none};
+  const auto outputs = (*weight.sizes)[1];
+  auto isBias = [&](const Operand& operand) {
+    return isFloat(operand) && isConstant(operand) && operand.sizes->back() == outputs &&
+           c10::multiply_integers(*operand.sizes) == outputs;
+  };
+  FoundLinear found{c10::multiply_integers(*data.sizes) / data.sizes->back(),
+                    data,
+                    weight,
+                    {},
+                    {},
+                    product.outputs()[0]};
   if (inputs.size() == 3) {
+    if (!isBias(inputs[2])) {
+      return std::nullopt;
+    }
     found.bias = inputs[2];
-    if (c10::multiply_integers(*found.bias->sizes) != (*inputs[1].sizes)[1]) {
+  }
+  for (size_t i = 1; i < ops.size(); ++i) {
+    const auto& read = ops[i]->inputs();
+    const bool left = read[0].id == found.result.id;
+    const bool last = found.rectifier != Rectifier::none;
+    if (ops[i]->kind() == OpKind::Add && !last && left != (read[1].id == found.result.id)) {
+      const auto& term = read[left ? 1 : 0];
+      if (!found.bias && !found.addend && isBias(term)) {
+        found.bias = term;
+      } else if (!found.addend && isFloat(term) && !isConstant(term) &&
+                 term.sizes == found.result.sizes) {
+        found.addend = term.id;
+      } else {
+        return std::nullopt;
+      }
+    } else if (ops[i]->kind() == OpKind::ReLU && left && !last) {
+      found.rectifier = Rectifier::relu;
+    } else if (ops[i]->kind() == OpKind::HardSwish && left && !last) {
+      found.rectifier = Rectifier::hardswish;
+    } else {
       return std::nullopt;
     }
-  }
-  if (ops.size() == 2) {
-    const auto kind = ops[1]->kind();
-    if (kind != OpKind::ReLU && kind != OpKind::HardSwish) {
+    const auto& result = ops[i]->outputs()[0];
+    if (result.sizes != found.result.sizes) {
       return std::nullopt;
     }
-    found.rectifier = kind == OpKind::ReLU ? Rectifier::relu : Rectifier::hardswish;
+    found.result = result;
   }
-  return found.result.dtype == at::kFloat && found.result.sizes ? std::optional(found)
-                                                                : std::nullopt;
+  constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
+  const bool row = found.rows == 1 && !found.addend;
+  const bool rows = found.rows >= kFewest && found.rectifier != Rectifier::hardswish;
+  return isFloat(found.result) && (row || rows) ? std::optional(found) : std::nullopt;
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {

@@ -56,18 +56,20 @@ struct AddedConvolution {
 // nothing for other partitions, or where that is off. Images and addend have to be channels last.
 std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph);
 
-// A linear layer of one row, and maybe an activation.
-struct RowProduct {
+// A linear layer, and maybe an addition and an activation.
+struct FoundLinear {
+  int64_t rows;
   Operand data;
   Operand weight;  // inputs x outputs
   std::optional<Operand> bias;
+  std::optional<size_t> addend;  // a value like the result
   Operand result;
-  Rectifier rectifier;
+  Rectifier rectifier = Rectifier::none;
 };
 
-// Of float32 data that is one row, with constant parameters, where oneDNN is slow; nothing for
-// other partitions. Data and result have to be contiguous, the weight by columns.
-std::optional<RowProduct> rowProduct(const Ops& ops, const LoweredGraph& graph);
+// Of float32 data with constant parameters, where oneDNN is slow; nothing for other partitions.
+// Data, addend and result have to be contiguous.
+std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph);
 
 struct FoundExcitation {
   Excitation kernel;

@@ -1,0 +1,171 @@
+// Included by one source for each instruction set, behind its Simd:
+//
+//   V, kWidth, kRows; load, store, broadcast, zero, add, fmadd (a*b+c), max (b where one is NaN)
+//
+// A tile of kRows x kPanel results stays in registers for all of its inputs; the source is read in
+// place. The weights of a panel, that the second level of cache holds, meet all rows of a block
+// before those of another do. Blocks of inputs, or copies of the source, made nothing faster.
+#include "jit/onednn/runtime/gemm_blocks.h"
+
+namespace llga::gemm {
+namespace {
+
+using V = Simd::V;
+constexpr int64_t kWidth = Simd::kWidth;
+constexpr int64_t kPanel = 2 * kWidth;
+constexpr int kRows = Simd::kRows;
+constexpr int64_t kBlock = 192;  // rows
+
+// Tiles of the same outputs, one below the other.
+struct Column {
+  const float* source;
+  const float* weight;
+  const float* bias;    // or null
+  const float* addend;  // or null
+  float* result;
+  int64_t inputs;
+  int64_t stride;  // from row to row of the result and the addend
+  bool relu;
+};
+
+template <int rows>
+void multiply(const Column& c, int64_t tiles) {
+  const auto* start = c.source;
+  const auto* addend = c.addend;
+  auto* result = c.result;
+  for (; tiles > 0; --tiles) {
+    V sums[rows][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __builtin_prefetch(result + r * c.stride + v * (kPanel - 1), 1);
+        sums[r][v] = c.bias != nullptr ? Simd::load(c.bias + v * kWidth) : Simd::zero();
+      }
+    }
+    const auto* source = start;
+    const auto* weight = c.weight;
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < c.inputs; ++i) {  // unrolled, sums would be moved to memory
+      const auto left = Simd::load(weight);
+      const auto right = Simd::load(weight + kWidth);
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+        const auto number = Simd::broadcast(source[r * c.inputs]);
+        sums[r][0] = Simd::fmadd(number, left, sums[r][0]);
+        sums[r][1] = Simd::fmadd(number, right, sums[r][1]);
+      }
+      ++source;
+      weight += kPanel;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        auto sum = sums[r][v];
+        const auto at = r * c.stride + v * kWidth;
+        if (addend != nullptr) {
+          sum = Simd::add(sum, Simd::load(addend + at));
+        }
+        if (c.relu) {
+          sum = Simd::max(Simd::zero(), sum);
+        }
+        Simd::store(result + at, sum);
+      }
+    }
+    start += rows * c.inputs;
+    result += rows * c.stride;
+    if (addend != nullptr) {
+      addend += rows * c.stride;
+    }
+  }
+}
+
+using Multiply = void (*)(const Column&, int64_t);
+
+template <int count, int... rows>
+struct UpTo : UpTo<count - 1, count, rows...> {};
+
+template <int... rows>
+struct UpTo<0, rows...> {
+  static constexpr Multiply kernels[] = {multiply<rows>...};
+};
+
+// A column of the last `outputs`, fewer than kPanel: by way of copies with whole panels.
+void multiplyLast(Multiply kernel, Column c, int64_t rows, int64_t tiles, int64_t outputs) {
+  float bias[kPanel] = {};
+  float addend[kRows * kPanel] = {};
+  float result[kRows * kPanel];
+  auto last = c;
+  last.stride = kPanel;
+  last.result = result;
+  if (c.bias != nullptr) {
+    for (int64_t o = 0; o < outputs; ++o) {
+      bias[o] = c.bias[o];
+    }
+    last.bias = bias;
+  }
+  for (int64_t first = 0; first < rows * tiles; first += rows) {
+    if (c.addend != nullptr) {
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t o = 0; o < outputs; ++o) {
+          addend[r * kPanel + o] = c.addend[(first + r) * c.stride + o];
+        }
+      }
+      last.addend = addend;
+    }
+    last.source = c.source + first * c.inputs;
+    kernel(last, 1);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t o = 0; o < outputs; ++o) {
+        c.result[(first + r) * c.stride + o] = result[r * kPanel + o];
+      }
+    }
+  }
+}
+
+// `tiles` of `rows` rows from `row` on, by the outputs from `first` to `end`.
+void runRows(const Problem& p, int64_t row, int64_t rows, int64_t tiles, int64_t first,
+             int64_t end) {
+  if (tiles == 0) {
+    return;
+  }
+  const auto kernel = UpTo<kRows>::kernels[rows - 1];
+  for (auto o = first; o < end; o += kPanel) {
+    const auto at = row * p.outputs + o;
+    const Column column{p.source + row * p.inputs,
+                        p.weight + o * p.inputs,
+                        p.bias != nullptr ? p.bias + o : nullptr,
+                        p.addend != nullptr ? p.addend + at : nullptr,
+                        p.result + at,
+                        p.inputs,
+                        p.outputs,
+                        p.relu};
+    if (end - o < kPanel) {
+      multiplyLast(kernel, column, rows, tiles, end - o);
+    } else {
+      kernel(column, tiles);
+    }
+  }
+}
+
+void runTask(const Problem& p, const Task& task) {
+  const auto blocks = (task.rows + kBlock - 1) / kBlock;
+  for (int64_t block = 0; block < blocks; ++block) {  // of nearly the same size, as their tiles
+    const auto row = task.first_row + task.rows * block / blocks;
+    const auto rows = task.first_row + task.rows * (block + 1) / blocks - row;
+    const auto tiles = (rows + kRows - 1) / kRows;
+    const auto size = rows / tiles;
+    const auto larger = rows % tiles;
+    // Panel by panel, so that the weights of each are read from memory once.
+    const auto end = task.first_output + task.outputs;
+    for (auto o = task.first_output; o < end; o += kPanel) {
+      const auto panel_end = end - o < kPanel ? end : o + kPanel;
+      runRows(p, row, size + 1, larger, o, panel_end);
+      runRows(p, row + larger * (size + 1), size, tiles - larger, o, panel_end);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace llga::gemm

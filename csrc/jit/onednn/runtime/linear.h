@@ -1,0 +1,41 @@
+// Linear layers of float32 data with constant weights, an addend and ReLU, on processors with AVX2.
+//
+// oneDNN's gemm for AVX2 copies weights to panels in each call, or reads them where they lie with a
+// cache miss a row. Here they lie in panels, once and for all.
+//
+// gemm_blocks.h has the arithmetic of one task; here the work is divided.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
+// AVX2 and FMA.
+struct Linear {
+  int64_t rows;
+  int64_t inputs;
+  int64_t outputs;
+  bool relu;
+
+  struct Data {
+    const float* source;
+    const float* weight;  // as panels() made it
+    const float* bias;    // or null
+    const float* addend;  // like the result, or null; may be the result
+    float* result;        // overlaps nothing else
+  };
+
+  // Sizes of the weight in panels: panels, inputs, outputs of a panel.
+  std::vector<int64_t> weightSizes() const;
+  // From (inputs, outputs).
+  at::Tensor panels(const at::Tensor& weight) const;
+
+  // Source and result are dense rows.
+  void run(const Data& data) const;
+};
+
+}  // namespace llga
