@@ -2235,7 +2235,7 @@ ROWS = {
     "of_matmul": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v"),
     "of_matmul_and_skip": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v + y"),
     "few_rows": Rows((7, 30), 16, own=False),
-    "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u", own=False),
+    "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u"),
 }
 
 

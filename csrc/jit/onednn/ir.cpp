@@ -63,6 +63,13 @@ const Value* behind(const Value* value) {
   return value;
 }
 
+bool onlyGroupsRead(const Value* value) {
+  const auto& uses = value->uses();
+  return !uses.empty() && std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
+    return isFusionGroup(use.user) && use.user->owningBlock() == value->node()->owningBlock();
+  });
+}
+
 void refuse(Node* node, const std::string& reason) { node->s_(refusedAttr(), reason); }
 
 bool isShapeArithmetic(const Node* node) {

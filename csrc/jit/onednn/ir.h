@@ -50,6 +50,9 @@ const Value* behind(const Value* value);
 
 inline bool isFusionGroup(const Node* node) { return node->kind() == fusionGroupKind(); }
 
+// True if something reads `value`, and only groups in its own block do.
+bool onlyGroupsRead(const Value* value);
+
 // Records why `node` is not in a fusion group. The last reason wins: it is the final one.
 void refuse(Node* node, const std::string& reason);
 

@@ -92,13 +92,6 @@ Node* soleReader(const Value* value) {
   return found;
 }
 
-bool onlyGroupsRead(const Value* value) {
-  const auto& uses = value->uses();
-  return !uses.empty() && std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-    return isFusionGroup(use.user);
-  });
-}
-
 class Shuffle {
  public:
   explicit Shuffle(Node* concat) : nodes_{concat} {}

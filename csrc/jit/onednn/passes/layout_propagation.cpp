@@ -21,13 +21,6 @@ namespace {
 namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
 
-bool onlyGroupsRead(const Value* value) {
-  const auto& uses = value->uses();
-  return !uses.empty() && std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
-    return isFusionGroup(use.user) && use.user->owningBlock() == value->node()->owningBlock();
-  });
-}
-
 // Whether a tensor that is `value`, or a view of it, may be there after the call.
 bool escapes(const Value* value) {
   const auto& uses = value->uses();

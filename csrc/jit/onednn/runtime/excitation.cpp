@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/arena.h"
@@ -13,72 +12,6 @@ namespace llga {
 namespace {
 
 constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
-
-// One register of AVX2. Arithmetic goes number by number.
-constexpr int64_t kWidth = 8;
-using Vector [[gnu::vector_size(kWidth * sizeof(float))]] = float;
-
-#define LLGA_AVX2 gnu::target("avx2,fma"), gnu::optimize("O3")
-#define LLGA_INLINE [[LLGA_AVX2, gnu::always_inline]] inline
-
-LLGA_INLINE Vector load(const float* from) {
-  Vector to;
-  std::memcpy(&to, from, sizeof(to));
-  return to;
-}
-
-// Sums of a few rows each are added up, as they are in eager: one long sum would round more.
-template <int64_t vectors>
-LLGA_INLINE void sumBand(const float* from, int64_t rows, int64_t stride, float* to) {
-  constexpr int64_t kFew = 64;
-  Vector total[vectors] = {};
-  for (int64_t first = 0; first < rows; first += kFew) {
-    Vector sum[vectors] = {};
-    for (auto row = first; row < std::min(rows, first + kFew); ++row) {
-      for (int64_t v = 0; v < vectors; ++v) {
-        sum[v] += load(from + row * stride + v * kWidth);
-      }
-    }
-    for (int64_t v = 0; v < vectors; ++v) {
-      total[v] += sum[v];
-    }
-  }
-  std::memcpy(to, total, sizeof(total));
-}
-
-// to[c] = sum of from[.][c]
-[[LLGA_AVX2]] void sumRows(const float* from, int64_t rows, int64_t columns, float* to) {
-  constexpr int64_t kVectors = 8;
-  int64_t c = 0;
-  for (; c + kVectors * kWidth <= columns; c += kVectors * kWidth) {
-    sumBand<kVectors>(from + c, rows, columns, to + c);
-  }
-  for (; c + kWidth <= columns; c += kWidth) {
-    sumBand<1>(from + c, rows, columns, to + c);
-  }
-  for (; c < columns; ++c) {
-    double sum = 0;
-    for (int64_t row = 0; row < rows; ++row) {
-      sum += from[row * columns + c];
-    }
-    to[c] = static_cast<float>(sum);
-  }
-}
-
-// to[.][c] = from[.][c] * factor[c]
-[[LLGA_AVX2]] void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor,
-                             float* to) {
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t c = 0; c < columns; ++c) {
-      to[c] = from[c] * factor[c];
-    }
-    from += columns;
-    to += columns;
-  }
-}
-
-#undef LLGA_AVX2
-#undef LLGA_INLINE
 
 }  // namespace
 

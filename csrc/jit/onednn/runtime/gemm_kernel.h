@@ -4,7 +4,7 @@
 //
 // A tile of kRows x kPanel results stays in registers for all of its inputs; the source is read in
 // place. The weights of a panel, that the second level of cache holds, meet all rows of a block
-// before those of another do. Blocks of inputs, or copies of the source, made nothing faster.
+// before those of another do. Copies of the source made nothing faster.
 #include "jit/onednn/runtime/gemm_blocks.h"
 
 namespace llga::gemm {
@@ -15,6 +15,7 @@ constexpr int64_t kWidth = Simd::kWidth;
 constexpr int64_t kPanel = 2 * kWidth;
 constexpr int kRows = Simd::kRows;
 constexpr int64_t kBlock = 192;  // rows
+constexpr int64_t kDepth = 256;  // inputs that are added up alone: one long sum would round more
 
 // Tiles of the same outputs, one below the other.
 struct Column {
@@ -34,35 +35,48 @@ void multiply(const Column& c, int64_t tiles) {
   const auto* addend = c.addend;
   auto* result = c.result;
   for (; tiles > 0; --tiles) {
-    V sums[rows][2];
+    V totals[rows][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
         __builtin_prefetch(result + r * c.stride + v * (kPanel - 1), 1);
-        sums[r][v] = c.bias != nullptr ? Simd::load(c.bias + v * kWidth) : Simd::zero();
+        totals[r][v] = c.bias != nullptr ? Simd::load(c.bias + v * kWidth) : Simd::zero();
       }
     }
     const auto* source = start;
     const auto* weight = c.weight;
-#pragma GCC unroll 1
-    for (int64_t i = 0; i < c.inputs; ++i) {  // unrolled, sums would be moved to memory
-      const auto left = Simd::load(weight);
-      const auto right = Simd::load(weight + kWidth);
+    for (int64_t first = 0; first < c.inputs; first += kDepth) {
+      V sums[rows][2];
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
-        const auto number = Simd::broadcast(source[r * c.inputs]);
-        sums[r][0] = Simd::fmadd(number, left, sums[r][0]);
-        sums[r][1] = Simd::fmadd(number, right, sums[r][1]);
+        sums[r][0] = sums[r][1] = Simd::zero();
       }
-      ++source;
-      weight += kPanel;
+      const auto depth = c.inputs - first < kDepth ? c.inputs - first : kDepth;
+#pragma GCC unroll 1
+      for (int64_t i = 0; i < depth; ++i) {  // unrolled, sums would be moved to memory
+        const auto left = Simd::load(weight);
+        const auto right = Simd::load(weight + kWidth);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r) {
+          const auto number = Simd::broadcast(source[r * c.inputs]);
+          sums[r][0] = Simd::fmadd(number, left, sums[r][0]);
+          sums[r][1] = Simd::fmadd(number, right, sums[r][1]);
+        }
+        ++source;
+        weight += kPanel;
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+        totals[r][0] = Simd::add(totals[r][0], sums[r][0]);
+        totals[r][1] = Simd::add(totals[r][1], sums[r][1]);
+      }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
-        auto sum = sums[r][v];
+        auto sum = totals[r][v];
         const auto at = r * c.stride + v * kWidth;
         if (addend != nullptr) {
           sum = Simd::add(sum, Simd::load(addend + at));

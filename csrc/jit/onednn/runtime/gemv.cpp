@@ -27,6 +27,25 @@ LLGA_INLINE Vector loadMasked(const float* from, const Mask& mask) {
   return reinterpret_cast<Vector>(reinterpret_cast<Mask>(load(from)) & mask);
 }
 
+// Sums of a few rows each are added up, as they are in eager: one long sum would round more.
+template <int64_t vectors>
+LLGA_INLINE void sumBand(const float* from, int64_t rows, int64_t stride, float* to) {
+  constexpr int64_t kFew = 64;
+  Vector total[vectors] = {};
+  for (int64_t first = 0; first < rows; first += kFew) {
+    Vector sum[vectors] = {};
+    for (auto row = first; row < std::min(rows, first + kFew); ++row) {
+      for (int64_t v = 0; v < vectors; ++v) {
+        sum[v] += load(from + row * stride + v * kWidth);
+      }
+    }
+    for (int64_t v = 0; v < vectors; ++v) {
+      total[v] += sum[v];
+    }
+  }
+  std::memcpy(to, total, sizeof(total));
+}
+
 // The products of some rows with one. What is left of them behind the last whole vector is `rest`
 // of the vector that ends where they end.
 template <int64_t rows>
@@ -79,9 +98,6 @@ LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, co
   }
 }
 
-#undef LLGA_AVX2
-#undef LLGA_INLINE
-
 // NaN stays NaN.
 float rectified(float x, Rectifier rectifier) {
   switch (rectifier) {
@@ -98,6 +114,38 @@ float rectified(float x, Rectifier rectifier) {
 }
 
 }  // namespace
+
+[[LLGA_AVX2]] void sumRows(const float* from, int64_t rows, int64_t columns, float* to) {
+  constexpr int64_t kVectors = 8;
+  int64_t c = 0;
+  for (; c + kVectors * kWidth <= columns; c += kVectors * kWidth) {
+    sumBand<kVectors>(from + c, rows, columns, to + c);
+  }
+  for (; c + kWidth <= columns; c += kWidth) {
+    sumBand<1>(from + c, rows, columns, to + c);
+  }
+  for (; c < columns; ++c) {
+    double sum = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      sum += from[row * columns + c];
+    }
+    to[c] = static_cast<float>(sum);
+  }
+}
+
+[[LLGA_AVX2]] void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor,
+                             float* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t c = 0; c < columns; ++c) {
+      to[c] = from[c] * factor[c];
+    }
+    from += columns;
+    to += columns;
+  }
+}
+
+#undef LLGA_AVX2
+#undef LLGA_INLINE
 
 void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier) {
