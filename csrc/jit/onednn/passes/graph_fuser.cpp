@@ -224,7 +224,7 @@ class BlockFuser {
   void merge(std::vector<Node*>& nodes) {
     std::sort(nodes.begin(), nodes.end(),
               [](const Node* a, const Node* b) { return a->isBefore(b); });
-    if (!gather(nodes)) {
+    if (!mergeIntoGroup(nodes, *aliases_)) {
       for (auto* node : nodes) {
         if (findReasonable(node)) {
           refuse(node, qualifiedName(node) +
@@ -232,34 +232,10 @@ class BlockFuser {
                            "nodes");
         }
       }
-      return;
-    }
-    auto* group = torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(
-        nodes.back(), fusionGroupKind(), *aliases_);
-    for (size_t i = nodes.size() - 1; i-- > 0;) {
-      torch::jit::SubgraphUtils::mergeNodeIntoSubgraphAndUpdateAliasing(nodes[i], group, *aliases_);
-    }
-    torch::jit::EliminateDeadCode(group->g(torch::jit::attr::Subgraph));
-    for (auto* inner : group->g(torch::jit::attr::Subgraph)->nodes()) {
-      if (inner->hasAttribute(refusedAttr())) {
-        inner->removeAttribute(refusedAttr());
-      }
     }
   }
 
   static bool findReasonable(const Node* node) { return node->maybeSchema() != nullptr; }
-
-  // Brings the nodes together in front of the last one.
-  bool gather(const std::vector<Node*>& nodes) {
-    auto* point = nodes.back();
-    for (size_t i = nodes.size() - 1; i-- > 0;) {
-      if (!aliases_->moveBeforeTopologicallyValid(nodes[i], point)) {
-        return false;
-      }
-      point = nodes[i];
-    }
-    return true;
-  }
 
   const GraphPtr& graph_;
   std::unique_ptr<AliasDb> aliases_;
@@ -329,6 +305,28 @@ bool holdsDequantize(Block* block) {
 }
 
 }  // namespace
+
+bool mergeIntoGroup(const std::vector<Node*>& nodes, AliasDb& aliases) {
+  auto* point = nodes.back();
+  for (size_t i = nodes.size() - 1; i-- > 0;) {
+    if (!aliases.moveBeforeTopologicallyValid(nodes[i], point)) {
+      return false;
+    }
+    point = nodes[i];
+  }
+  auto* group = torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(
+      nodes.back(), fusionGroupKind(), aliases);
+  for (size_t i = nodes.size() - 1; i-- > 0;) {
+    torch::jit::SubgraphUtils::mergeNodeIntoSubgraphAndUpdateAliasing(nodes[i], group, aliases);
+  }
+  torch::jit::EliminateDeadCode(group->g(torch::jit::attr::Subgraph));
+  for (auto* inner : group->g(torch::jit::attr::Subgraph)->nodes()) {
+    if (inner->hasAttribute(refusedAttr())) {
+      inner->removeAttribute(refusedAttr());
+    }
+  }
+  return true;
+}
 
 void fuseGraph(const GraphPtr& graph) {
   BlockFuser(graph).run(graph->block());

@@ -56,16 +56,16 @@ std::vector<Node*> excitationFrom(Node* squeeze) {
   return {};
 }
 
-void joinIn(Block* block, AliasDb& aliases) {
+}  // namespace
+
+void joinExcitation(const GraphPtr& graph) {
+  AliasDb aliases(graph);
   std::vector<Node*> squeezes;
-  for (auto* node : block->nodes()) {
-    for (auto* nested : node->blocks()) {
-      joinIn(nested, aliases);
-    }
+  walk(graph->block(), [&](Node* node) {
     if (isSqueeze(node)) {
       squeezes.push_back(node);
     }
-  }
+  });
   for (auto* squeeze : squeezes) {
     const auto chain = excitationFrom(squeeze);
     for (size_t i = chain.size(); i-- > 1;) {
@@ -76,13 +76,6 @@ void joinIn(Block* block, AliasDb& aliases) {
                                                                         aliases);
     }
   }
-}
-
-}  // namespace
-
-void joinExcitation(const GraphPtr& graph) {
-  AliasDb aliases(graph);
-  joinIn(graph->block(), aliases);
 }
 
 }  // namespace llga

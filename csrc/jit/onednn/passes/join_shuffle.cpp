@@ -15,8 +15,6 @@
 // are a shuffle. ShuffleNetV2 has one behind each block.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
-#include <torch/csrc/jit/passes/dead_code_elimination.h>
-#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -28,7 +26,6 @@
 namespace llga {
 namespace {
 
-using torch::jit::AliasDb;
 namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
 
@@ -170,47 +167,21 @@ class Shuffle {
   Nodes nodes_;
 };
 
-void join(const Nodes& nodes, AliasDb& aliases) {
-  auto* point = nodes.back();
-  for (size_t i = nodes.size() - 1; i-- > 0; point = nodes[i]) {
-    if (!aliases.moveBeforeTopologicallyValid(nodes[i], point)) {
-      return;
-    }
-  }
-  auto* group = torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(
-      nodes.back(), fusionGroupKind(), aliases);
-  for (size_t i = nodes.size() - 1; i-- > 0;) {
-    torch::jit::SubgraphUtils::mergeNodeIntoSubgraphAndUpdateAliasing(nodes[i], group, aliases);
-  }
-  for (auto* node : group->g(torch::jit::attr::Subgraph)->nodes()) {
-    if (node->hasAttribute(refusedAttr())) {
-      node->removeAttribute(refusedAttr());
-    }
-  }
-}
-
-void joinIn(Block* block, AliasDb& aliases) {
-  Nodes concats;
-  for (auto* node : block->nodes()) {
-    for (auto* nested : node->blocks()) {
-      joinIn(nested, aliases);
-    }
-    if (isConcat(node)) {
-      concats.push_back(node);
-    }
-  }
-  for (auto* concat : concats) {
-    if (Shuffle shuffle(concat); shuffle.find()) {
-      join(shuffle.nodes(), aliases);
-    }
-  }
-}
-
 }  // namespace
 
 void joinShuffle(const GraphPtr& graph) {
-  AliasDb aliases(graph);
-  joinIn(graph->block(), aliases);
+  torch::jit::AliasDb aliases(graph);
+  Nodes concats;
+  walk(graph->block(), [&](Node* node) {
+    if (isConcat(node)) {
+      concats.push_back(node);
+    }
+  });
+  for (auto* concat : concats) {
+    if (Shuffle shuffle(concat); shuffle.find()) {
+      mergeIntoGroup(shuffle.nodes(), aliases);
+    }
+  }
 }
 
 }  // namespace llga

@@ -4,9 +4,11 @@
 // not. No pass knows oneDNN: graph_helper.h answers what it would fuse.
 #pragma once
 
+#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <memory>
+#include <vector>
 
 namespace llga {
 
@@ -27,6 +29,11 @@ void joinShuffle(const GraphPtr& graph);
 void propagateLayout(const GraphPtr& graph);
 void guardValues(const GraphPtr& graph);
 void guardShape(const GraphPtr& graph);
+
+// For passes that make groups: brings the nodes, each of which may follow the one before, together
+// in front of the last one and merges them into a fusion group. False, with no group made, where a
+// side effect or a host value lies between them.
+bool mergeIntoGroup(const std::vector<torch::jit::Node*>& nodes, torch::jit::AliasDb& aliases);
 
 // Not in the pipeline: throws c10::Error, with the reasons, where a torch.jit.strict_fusion block
 // holds an operator that is in no group.
