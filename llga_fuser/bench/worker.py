@@ -12,6 +12,7 @@ it. Commands are read from standard input, one line each, and each has one answe
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -356,6 +357,7 @@ class Worker:
         prepared = clock() - start
         if self.options["engine"] != "eager":
             self.module = None  # as a user would: what the script needs, it holds
+            gc.collect()  # torch.jit.trace leaves cycles that hold the module's parameters
         calls: list[float] = []
         while len(calls) < 5 or (sum(calls) < 1.0 and len(calls) < 1000):
             start = clock()
