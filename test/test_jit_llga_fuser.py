@@ -1161,8 +1161,8 @@ ELTWISE: dict[str, Eltwise] = {
     "tanh": Eltwise("torch.tanh({})", "tanh"),
     "tanh_": Eltwise("{}.tanh_()", "tanh"),
     "gelu": Eltwise("F.gelu({})", "gelu"),
-    # An op of its own: the default is computed with erf.
-    "gelu_tanh": Eltwise("F.gelu({}, approximate='tanh')", "", one_group=False),
+    # Of several ops of oneDNN, and a group of its own.
+    "gelu_tanh": Eltwise("F.gelu({}, approximate='tanh')", "gelu", one_group=False),
     "elu": Eltwise("F.elu({})", "elu"),
     "elu_alpha": Eltwise("F.elu({}, alpha=0.3)", "elu"),
     "elu_": Eltwise("F.elu({}, inplace=True)", "elu"),
@@ -1988,8 +1988,10 @@ def test_activation_in_place(case: str, function: str, threads: int) -> None:
     report = llga_fuser.report(m, x, rounds=1)
     kernels = [p.implementation for g in report.groups for p in g.primitives]
     apart = applied.apart
-    if case == "residual" and function in {"F.silu", "gate"}:
+    if case == "residual" and function == "F.silu":
         apart = False  # in no pattern of oneDNN, so in no group with the sum
+    if case == "read twice" and function in {"gate", "F.gelu"}:
+        apart = True  # groups of their own
     assert ("llga_activation:avx2" in kernels) == (apart and has_avx2_kernels()), kernels
 
 
@@ -1999,20 +2001,82 @@ def test_gate_that_is_read_elsewhere() -> None:
     check(m, [torch.randn(2, 16, 13, 11)], fused="conv")
 
 
-@pytest.mark.parametrize("function", ["F.silu", "F.gelu", "torch.sigmoid", "torch.tanh"])
+ALONE = {
+    "rows": (3, 5, 1024),
+    "few": (3, 5, 16),
+    "channels_last": (2, 16, 13, 17),
+    "padded rows": (3, 5, 1024),
+    "large": (9, 512, 512),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", ALONE)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_alone(approximate: str, case: str, threads: int) -> None:
+    """A group of its own: PyTorch's takes several times as long without AVX-512."""
+    torch.set_num_threads(threads)
+    x = 3 * torch.randn(ALONE[case])
+    if case == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+    if case == "padded rows":
+        x = 3 * torch.randn(3, 5, 1030)[..., :1024]
+    m = net(f"F.gelu(x, approximate='{approximate}')").eval()
+    check(m, [x], fused="gelu", groups=1)
+    report = llga_fuser.report(m, x, rounds=1)
+    kernels = [p.implementation for g in report.groups for p in g.primitives]
+    assert (kernels == ["llga_activation:avx2"]) == (case != "few" and has_avx2_kernels()), kernels
+
+
+def test_gelu_alone_overwrites_only_what_is_its_own() -> None:
+    m = net(
+        "y = self.l(x)\nz = F.gelu(y, approximate='tanh')\nreturn z, F.gelu(x), self.m(z)",
+        l=nn.Linear(64, 96),
+        m=nn.Linear(96, 64),
+    )
+    check(m, [torch.randn(70, 64)], fused="gelu linear")
+    m = net(
+        "y = self.l(x).view(7, -1)\n"
+        "return self.m(F.gelu(y, approximate='tanh').view(70, -1)) + y[0, 0]",
+        l=nn.Linear(64, 96),
+        m=nn.Linear(96, 64),
+    )
+    check(m, [torch.randn(70, 64)], fused="gelu linear")
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_gelu_behind_and_before_others(owned: bool) -> None:
+    """What oneDNN would fuse with its last op stays outside of its group."""
+    m = net(
+        "y = self.l(x)\nz = F.gelu(y, approximate='tanh') * 3 + x\n"
+        + ("return z" if owned else "return z, y"),
+        l=nn.Linear(64, 64),
+    )
+    check(m, [torch.randn(70, 64)], fused="gelu linear")
+
+
+SPECIAL = {
+    "silu": "F.silu({})",
+    "gelu": "F.gelu({})",
+    "tanh_gelu": "F.gelu({}, approximate='tanh')",
+    "sigmoid": "torch.sigmoid({})",
+    "tanh": "torch.tanh({})",
+}
+
+
+@pytest.mark.parametrize("function", SPECIAL)
 def test_activation_of_special_values(function: str) -> None:
     """All of the range, infinities made on the way, small numbers to their last digits."""
     x = torch.logspace(-30, 38, 16 * 17 * 19).view(1, 17, 19, 16).permute(0, 3, 1, 2)
     x = torch.cat([x, -x, torch.linspace(-100, 100, x.numel()).view_as(x), torch.zeros_like(x)])
-    m = net(f"{function}(self.c(x))", c=one_by_one(16, weight=16)).eval()
+    m = net(SPECIAL[function].format("self.c(x)"), c=one_by_one(16, weight=16)).eval()
     expected = m(x)
-    assert expected.isnan().any() == (function in {"F.silu", "F.gelu"})  # infinity times zero
-    check(m, [x], groups=1)
+    assert expected.isnan().any() == (function in {"silu", "gelu", "tanh_gelu"})  # infinity times 0
+    check(m, [x], groups=2 if function == "tanh_gelu" else 1)
     with torch.no_grad():
         fast = llga_fuser.compile(m, x)(x)
     # Eager's own GELU has no digits left where it is as good as zero.
-    exact = getattr(F, function[2:], None) or getattr(torch, function.partition(".")[2])
-    double = exact(16 * x.double())
+    double = net(SPECIAL[function].format("16 * x"))(x.double())
     error = (fast.double() - double).abs() / double.abs().clamp(min=1)
     assert error[expected.isfinite()].max() < 1e-6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -1030,6 +1031,74 @@ def test_normalize_ops_sizes(old: str, new: str, untraced: bool) -> None:
         inputs = torch.zeros(7, 3), 5
         run = torch._C._create_function_from_graph("f", graph)
         assert run(*inputs) == 7 // 2 + 5
+
+
+class Spelled(torch.nn.Module):
+    """A function of what a linear layer computes."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 8)
+        self.code = code
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x.float()) if "integers" not in self.code else x
+        result: Tensor = eval(self.code, {"y": y, "torch": torch, "math": math})
+        return result
+
+
+TANH_GELUS = {
+    "transformers": "0.5 * y * (1.0 + torch.tanh("
+    "math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))))",
+    "fast": "0.5 * y * (1.0 + torch.tanh(y * 0.7978845608 * (1.0 + 0.044715 * y * y)))",
+    "bloom": "y * 0.5 * (1.0 + torch.tanh(0.79788456 * y * (1 + 0.044715 * y * y)))",
+    "cube by hand": "y * (0.5 * (torch.tanh(0.79788456 * (0.044715 * (y * (y * y)) + y)) + 1))",
+    "half of all": "0.5 * (y * (torch.tanh(0.79788456 * y + 0.03567740814 * y ** 3) + 1))",
+    "viewed": "(z := y.view(-1)) * 0.5 * (1 + torch.tanh(0.79788456 * z * (1 + 0.044715 * z * z)))",
+    "float32": "0.5 * y * (1.0 + torch.tanh(torch.tensor(2 / math.pi).sqrt() * "
+    "(y + torch.tensor(0.044715) * y ** 3)))",
+}
+
+
+@pytest.mark.parametrize("code", TANH_GELUS.values(), ids=TANH_GELUS)
+def test_normalize_ops_tanh_gelu(code: str) -> None:
+    """However people spell it."""
+    x = 5 * torch.randn(6, 3)
+    with torch.no_grad():
+        module = torch.jit.freeze(torch.jit.trace(Spelled(code).eval(), x))
+        expected = module(x)
+        graph = module.graph.copy()
+        _C.run_pass("normalize_ops", graph)
+        torch._C._jit_pass_lint(graph)
+        assert kinds(graph)[-1] == "aten::gelu"
+        assert not {"aten::tanh", "aten::pow", "aten::mul"} & set(kinds(graph))
+        run = torch._C._create_function_from_graph("f", graph)
+        torch.testing.assert_close(run(module._c, x), expected)
+
+
+NO_TANH_GELUS = {
+    "other scale": "0.5 * y * (1 + torch.tanh(0.8 * (y + 0.044715 * y ** 3)))",
+    "other cube": "0.5 * y * (1 + torch.tanh(0.79788456 * (y + 0.0447 * y ** 3)))",
+    "no half": "y * (1 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3)))",
+    "half of the sum": "0.5 * (1 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3)))",
+    "minus": "0.5 * y * (1 - torch.tanh(0.79788456 * (y + 0.044715 * y ** 3)))",
+    "two": "0.5 * y * (2 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3)))",
+    "fourth power": "0.5 * y * (1 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3 + y ** 4)))",
+    "gate wanted": "(g := 1 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3))) * y * 0.5 + g",
+    "of another": "0.5 * y.flip(0) * (1 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3)))",
+    "maybe integers": "0.5 * y * (1 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3)))#integers",
+    "written to": "0.5 * y * (1 + torch.tanh(0.79788456 * (y + 0.044715 * y ** 3))), y.add_(1)",
+}
+
+
+@pytest.mark.parametrize("code", NO_TANH_GELUS.values(), ids=NO_TANH_GELUS)
+def test_normalize_ops_keeps_what_is_no_tanh_gelu(code: str) -> None:
+    with torch.no_grad():
+        module = torch.jit.freeze(torch.jit.trace(Spelled(code).eval(), torch.randn(6, 3)))
+    graph = module.graph.copy()
+    _C.run_pass("normalize_ops", graph)
+    assert "aten::tanh" in kinds(graph)
+    assert "aten::gelu" not in kinds(graph)
 
 
 def test_layout_propagation_and_guards() -> None:

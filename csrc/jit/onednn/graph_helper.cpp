@@ -105,7 +105,7 @@ class BlockPartitioner {
         return {};
       }
       auto partitions = partition();
-      if (!dropSplitNodes(partitions) && !takeApart(partitions)) {
+      if (!redoSplitNodes(partitions) && !takeApart(partitions)) {
         return proposals(partitions);
       }
     }
@@ -338,7 +338,7 @@ class BlockPartitioner {
     return parts;
   }
 
-  bool dropSplitNodes(const std::vector<Part>& parts) {
+  bool redoSplitNodes(const std::vector<Part>& parts) {
     std::unordered_map<const Node*, std::unordered_set<size_t>> where;
     for (size_t i = 0; i < parts.size(); ++i) {
       for (const auto* node : parts[i].nodes) {
@@ -348,7 +348,12 @@ class BlockPartitioner {
     bool dropped = false;
     for (auto* node : block_->nodes()) {
       const auto it = where.find(node);
-      if (it != where.end() && it->second.size() > 1) {
+      if (it == where.end() || it->second.size() == 1 || isAloneIn(node, it->second, parts)) {
+        continue;
+      }
+      if (candidates_.at(node).entry->parts == Parts::several && addEnd(node->output())) {
+        dropped = true;  // maybe alone then
+      } else {
         refuse(node, fmt::format("{}: its oneDNN ops end up in {} partitions", qualifiedName(node),
                                  it->second.size()));
         candidates_.erase(node);
@@ -356,6 +361,26 @@ class BlockPartitioner {
       }
     }
     return dropped;
+  }
+
+  // False if partitions end there already.
+  bool addEnd(const Value* value) {
+    if (std::find(ends_.begin(), ends_.end(), value) != ends_.end()) {
+      return false;
+    }
+    ends_.push_back(value);
+    return true;
+  }
+
+  // If several partitions are worth it to the node.
+  bool isAloneIn(Node* node, const std::unordered_set<size_t>& where,
+                 const std::vector<Part>& parts) const {
+    return candidates_.at(node).entry->parts == Parts::several &&
+           std::all_of(where.begin(), where.end(), [&](size_t i) {
+             const auto& nodes = parts[i].nodes;
+             return parts[i].supported && std::all_of(nodes.begin(), nodes.end(),
+                                                      [&](const Node* n) { return n == node; });
+           });
   }
 
   // oneDNN has patterns for whole stages of a ResNet. It computes their float32 convolutions one by
@@ -383,9 +408,8 @@ class BlockPartitioner {
       const std::unordered_set<const Node*> members(part.nodes.begin(), part.nodes.end());
       for (const auto* node : convolutions) {
         const auto* data = behind(node->input(0));
-        if (members.count(data->node()) != 0 &&
-            std::find(ends_.begin(), ends_.end(), data) == ends_.end()) {
-          ends_.push_back(data);
+        if (members.count(data->node()) != 0) {
+          addEnd(data);
         }
       }
     }
@@ -406,7 +430,11 @@ class BlockPartitioner {
       }
     }
     std::vector<Proposal> result;
+    std::unordered_set<const Node*> begun;
     for (const auto& part : parts) {
+      if (!begun.insert(part.nodes.front()).second) {
+        continue;  // another one of a node alone
+      }
       Proposal proposal;
       std::unordered_set<const Node*> seen;
       for (const auto* node : part.nodes) {

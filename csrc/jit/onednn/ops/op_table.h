@@ -16,10 +16,17 @@ enum class OpClass {
   cast,         // data type conversion, quantization
 };
 
+// Into how many partitions the ops may go that a node is lowered to.
+enum class Parts {
+  one,
+  several,  // worth it even then, if no other node is in them
+};
+
 struct OpEntry {
   const char* name;  // "aten::add.Tensor"
   OpClass op_class;
   void (*lower)(Lowering&);
+  Parts parts = Parts::one;
 };
 
 using OpFamily = std::vector<OpEntry>;

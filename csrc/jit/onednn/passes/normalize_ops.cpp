@@ -10,11 +10,18 @@
 // 4. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
 // 5. Arithmetic on sizes, which tracing records on 0-dim tensors, is arithmetic on integers:
 //      aten::Int(aten::floor_divide(prim::NumToTensor(%n), 2))  ->  aten::floordiv(%n, 2)
+// 6. GELU's tanh form, however it is spelled, of what a product with constant floats computes:
+//      0.5 * %x * (1 + tanh(0.79788 * (%x + 0.044715 * pow(%x, 3))))  ->  aten::gelu(%x, "tanh")
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
 // are not rewritten here: the op table lowers them as they stand, so there is nothing to undo.
+#include <c10/util/irange.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+
+#include <array>
+#include <cmath>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
@@ -169,10 +176,27 @@ bool dropCatOfOne(Node* node) {
   return true;
 }
 
+// Which values are written to, of those that the graph had at the first question.
+class Writers {
+ public:
+  explicit Writers(const GraphPtr& graph) : graph_(graph) {}
+
+  bool write(const Value* value) {
+    if (aliases_ == nullptr) {
+      aliases_ = std::make_unique<torch::jit::AliasDb>(graph_);
+    }
+    return aliases_->hasWriters(value);
+  }
+
+ private:
+  const GraphPtr& graph_;
+  std::unique_ptr<torch::jit::AliasDb> aliases_;
+};
+
 // Integers that a traced graph computes on 0-dim tensors.
 class TracedIntegers {
  public:
-  explicit TracedIntegers(const GraphPtr& graph) : graph_(graph) {}
+  explicit TracedIntegers(Writers& writers) : writers_(writers) {}
 
   // Of an aten::Int.
   bool untrace(Node* node) {
@@ -218,7 +242,7 @@ class TracedIntegers {
       return true;
     }
     if (node->kind() == torch::jit::prim::NumToTensor) {
-      return node->input(0)->type()->isSubtypeOf(*c10::IntType::get()) && !isWritten(value);
+      return node->input(0)->type()->isSubtypeOf(*c10::IntType::get()) && !writers_.write(value);
     }
     if (nameFor(node) == nullptr || node->inputs().size() < 2 || !isTensor(value) ||
         !isInteger(node->input(0)) || !isInteger(node->input(1))) {
@@ -227,7 +251,8 @@ class TracedIntegers {
     const bool scaled = node->inputs().size() > 2 &&
                         torch::jit::toIValue(node->input(2)) != c10::IValue(int64_t{1});
     const bool divided = node->kind() == aten::floor_divide;
-    return !scaled && !(divided && constant(node->input(1)).value_or(0) == 0) && !isWritten(value);
+    return !scaled && !(divided && constant(node->input(1)).value_or(0) == 0) &&
+           !writers_.write(value);
   }
 
   Value* integer(Builder b, const Value* value) {
@@ -243,21 +268,202 @@ class TracedIntegers {
     return result;
   }
 
-  bool isWritten(const Value* value) {
-    if (aliases_ == nullptr) {
-      aliases_ = std::make_unique<torch::jit::AliasDb>(graph_);
+  Writers& writers_;
+};
+
+// GELU's tanh form, found by its tanh.
+class TanhGelu {
+ public:
+  explicit TanhGelu(Writers& writers) : writers_(writers) {}
+
+  // Of an aten::tanh. Leaves it and what else the GELU was made of without a reader.
+  bool replace(Node* tanh) {
+    std::vector<Value*> candidates;
+    leaves(tanh->input(0), kDepth, candidates);
+    for (auto* x : candidates) {
+      const auto inner = polynomial(tanh->input(0), x, kDepth);
+      if (!inner || !isNear(*inner, {0, kScale, 0, kScale * kCubic}) || !holdsFloats(x, kDepth)) {
+        continue;
+      }
+      auto* sum = onlyReader(tanh->output());
+      if (sum == nullptr || !isNear(polynomial(sum->output(), tanh->output(), 1), {1, 1, 0, 0})) {
+        continue;
+      }
+      auto* product = productFrom(sum, x);
+      if (product == nullptr || writers_.write(x)) {
+        continue;
+      }
+      const WithInsertPoint guard(product);
+      Builder b(product);
+      product->output()->replaceAllUsesWith(b.op("gelu", {x, b.constant("tanh")}));
+      return true;
     }
-    return aliases_->hasWriters(value);
+    return false;
   }
 
-  const GraphPtr& graph_;
-  std::unique_ptr<torch::jit::AliasDb> aliases_;  // of values that were there before
+ private:
+  // Coefficients of 1, x, x^2, x^3.
+  using Polynomial = std::array<double, 4>;
+
+  static constexpr int kDepth = 6;                      // nodes from the tanh to x
+  static constexpr double kScale = 0.7978845608028654;  // sqrt(2 / pi)
+  static constexpr double kCubic = 0.044715;
+
+  static bool isNear(const std::optional<Polynomial>& found, const Polynomial& wanted) {
+    constexpr double kRelative = 3e-7;  // some write eight digits, or tensors of float32
+    if (!found) {
+      return false;
+    }
+    for (const auto i : c10::irange(wanted.size())) {
+      if (std::abs((*found)[i] - wanted[i]) > kRelative * std::abs(wanted[i])) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  static std::optional<double> number(const Value* value) {
+    const auto known = torch::jit::toIValue(value);
+    if (!known) {
+      return std::nullopt;
+    }
+    if (known->isInt() || known->isDouble()) {
+      return known->toScalar().toDouble();
+    }
+    if (known->isTensor() && known->toTensor().dim() == 0 &&
+        known->toTensor().scalar_type() != at::kComplexDouble && known->toTensor().is_cpu()) {
+      return known->toTensor().item().toDouble();
+    }
+    return std::nullopt;
+  }
+
+  static bool isArithmetic(const Node* node) {
+    return node->kind() == aten::mul || node->kind() == aten::add || node->kind() == aten::pow;
+  }
+
+  static void leaves(Value* value, int depth, std::vector<Value*>& found) {
+    if (!isTensor(value) || number(value)) {
+      return;
+    }
+    if (std::find(found.begin(), found.end(), value) == found.end()) {
+      found.push_back(value);  // x may be the result of arithmetic too
+    }
+    if (depth > 0 && isArithmetic(value->node())) {
+      leaves(value->node()->input(0), depth - 1, found);
+      leaves(value->node()->input(1), depth - 1, found);
+    }
+  }
+
+  // `value` in terms of `x`.
+  static std::optional<Polynomial> polynomial(const Value* value, const Value* x, int depth) {
+    if (value == x) {
+      return Polynomial{0, 1, 0, 0};
+    }
+    if (const auto known = number(value)) {
+      return Polynomial{*known, 0, 0, 0};
+    }
+    const auto* node = value->node();
+    if (depth == 0 || !isTensor(value) || !isArithmetic(node) || node->maybeSchema() == nullptr ||
+        node->outputs().size() != 1) {
+      return std::nullopt;
+    }
+    const auto a = polynomial(node->input(0), x, depth - 1);
+    if (node->kind() == aten::pow) {
+      const auto exponent = number(node->input(1));
+      if (!a || !exponent || (*exponent != 2 && *exponent != 3)) {
+        return std::nullopt;
+      }
+      const auto square = product(*a, *a);
+      return *exponent == 2 || !square ? square : product(*square, *a);
+    }
+    const auto b = polynomial(node->input(1), x, depth - 1);
+    if (!a || !b) {
+      return std::nullopt;
+    }
+    if (node->kind() == aten::mul) {
+      return product(*a, *b);
+    }
+    const auto alpha = number(node->input(2));
+    if (!alpha) {
+      return std::nullopt;
+    }
+    Polynomial sum{};
+    for (const auto i : c10::irange(sum.size())) {
+      sum[i] = (*a)[i] + *alpha * (*b)[i];
+    }
+    return sum;
+  }
+
+  static std::optional<Polynomial> product(const Polynomial& a, const Polynomial& b) {
+    Polynomial result{};
+    for (const auto i : c10::irange(a.size())) {
+      for (const auto j : c10::irange(b.size())) {
+        const auto term = a[i] * b[j];
+        if (i + j < result.size()) {
+          result[i + j] += term;
+        } else if (term != 0) {
+          return std::nullopt;
+        }
+      }
+    }
+    return result;
+  }
+
+  static Node* onlyReader(const Value* value) {
+    return value->uses().size() == 1 ? value->uses()[0].user : nullptr;
+  }
+
+  // Where `sum` has been multiplied with x / 2, in whatever order; nullptr if it is not.
+  static Node* productFrom(Node* sum, const Value* x) {
+    std::optional<Polynomial> factor = Polynomial{1, 0, 0, 0};
+    auto* last = sum->output();
+    for (int i = 0; i < 2; ++i) {
+      auto* node = onlyReader(last);
+      if (node == nullptr || node->kind() != aten::mul) {
+        return nullptr;
+      }
+      const auto* other = node->input(node->input(0) == last ? 1 : 0);
+      const auto more = polynomial(other, x, 2);
+      factor = more ? product(*factor, *more) : std::nullopt;
+      if (!factor) {
+        return nullptr;
+      }
+      last = node->output();
+      if (isNear(factor, {0, 0.5, 0, 0})) {
+        return node;
+      }
+    }
+    return nullptr;
+  }
+
+  // True if a call with other data could not make integers of it, which aten::gelu does not take.
+  static bool holdsFloats(const Value* value, int depth) {
+    const auto* node = value->node();
+    if (isProduct(node)) {
+      return std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* input) {
+        const auto known = torch::jit::toIValue(input);
+        return known && known->isTensor() && known->toTensor().is_floating_point();
+      });
+    }
+    if (depth == 0 || node->inputs().empty()) {
+      return false;
+    }
+    if (node->kind() == aten::add) {
+      return holdsFloats(node->input(0), depth - 1) || holdsFloats(node->input(1), depth - 1);
+    }
+    return (node->kind() == aten::view || node->kind() == aten::reshape) &&
+           holdsFloats(node->input(0), depth - 1);
+  }
+
+  Writers& writers_;
 };
 
 }  // namespace
 
 void normalizeOps(const GraphPtr& graph) {
-  TracedIntegers integers(graph);
+  Writers writers(graph);
+  TracedIntegers integers(writers);
+  std::vector<Node*> tanhs;
   walk(graph->block(), [&](Node* node) {
     bool replaced = false;
     if (node->kind() == attentionKind()) {
@@ -270,11 +476,21 @@ void normalizeOps(const GraphPtr& graph) {
       replaced = dropCatOfOne(node);
     } else if (node->kind() == aten::Int) {
       replaced = integers.untrace(node);
+    } else if (node->kind() == aten::tanh) {
+      tanhs.push_back(node);
     }
     if (replaced) {
       node->destroy();
     }
   });
+  TanhGelu gelus(writers);
+  bool replaced = false;
+  for (auto* tanh : tanhs) {
+    replaced = gelus.replace(tanh) || replaced;
+  }
+  if (replaced) {
+    torch::jit::EliminateDeadCode(graph);
+  }
 }
 
 }  // namespace llga

@@ -73,7 +73,7 @@ class PlanCompiler {
       return finished();
     }
     lower();
-    if (!concatAffine() && !squeezeExcitation()) {
+    if (!concatAffine() && !squeezeExcitation() && !wholeActivation()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
         if (!groupedConvolution(ops) && !winograd(ops) && !linear(ops) && !activation(ops)) {
@@ -244,7 +244,7 @@ class PlanCompiler {
     if (!open.empty()) {
       throw CompileError{"oneDNN left ops of the group out at these sizes"};
     }
-    std::erase_if(activations_, [&](const InPlaceActivation& applied) {
+    std::erase_if(activations_, [&](const ActivationApart& applied) {
       return std::none_of(found.begin(), found.end(), [&](const dnnl::graph::partition& partition) {
         return opsOf(partition) == applied.ops;
       });
@@ -265,10 +265,10 @@ class PlanCompiler {
   }
 
   // The one that is applied to this value; nullptr if there is none.
-  const InPlaceActivation* appliedTo(size_t id) const {
+  const ActivationApart* appliedTo(size_t id) const {
     const auto it =
         std::find_if(activations_.begin(), activations_.end(),
-                     [id](const InPlaceActivation& applied) { return applied.from == id; });
+                     [id](const ActivationApart& applied) { return applied.from == id; });
     return it == activations_.end() ? nullptr : &*it;
   }
 
@@ -583,23 +583,46 @@ class PlanCompiler {
     if (applied == nullptr || applied->ops != ops) {
       return false;
     }
-    const auto from = layouts_.at(applied->from);
-    const auto to = withId(from, applied->to);
-    const auto count = static_cast<int64_t>(from.get_mem_size() / sizeof(float));
-    Plan::Step step;
-    step.inputs.emplace_back(slots_.at(applied->from), from);
-    layouts_.insert_or_assign(applied->to, to);
-    step.outputs.emplace_back(resultSlot(applied->to, to), to);
+    addActivation(*applied, layouts_.at(applied->from));
     if (const auto pair = inplace_.find(applied->from); pair != inplace_.end()) {
       inplace_.insert_or_assign(applied->to, pair->second);
     }
-    step.kernel = {[kind = applied->activation, count](auto data, auto result) {
+    return true;
+  }
+
+  // One step for a group that is an activation. False if the group is anything else, or its result
+  // is to have another layout than its data.
+  bool wholeActivation() {
+    const auto applied = loneActivation(lowered_, group_outputs_);
+    if (!applied || group_inputs_.count(applied->from) == 0) {
+      return false;
+    }
+    const auto from = inputLayout(applied->from);
+    const auto wanted = outputLayout(applied->to);
+    const auto count = static_cast<size_t>(c10::multiply_integers(from.get_dims()));
+    if (from.get_mem_size() != count * sizeof(float) ||
+        (wanted.get_layout_type() != LayoutType::any &&
+         wanted.get_strides() != from.get_strides())) {
+      return false;
+    }
+    addActivation(*applied, from);
+    inplace_.insert_or_assign(applied->to, applied->from);
+    return true;
+  }
+
+  void addActivation(const ActivationApart& applied, const Layout& from) {
+    const auto to = withId(from, applied.to);
+    const auto count = static_cast<int64_t>(from.get_mem_size() / sizeof(float));
+    Plan::Step step;
+    step.inputs.emplace_back(*knownSlot(applied.from), from);
+    layouts_.insert_or_assign(applied.to, to);
+    step.outputs.emplace_back(resultSlot(applied.to, to), to);
+    step.kernel = {[kind = applied.activation, count](auto data, auto result) {
                      activate(kind, static_cast<const float*>(data[0]),
                               static_cast<float*>(result[0]), count);
                    },
                    "eltwise", "llga_activation:avx2"};
     plan_->steps.push_back(std::move(step));
-    return true;
   }
 
   // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images: one step, by a
@@ -1026,7 +1049,7 @@ class PlanCompiler {
   std::unordered_map<size_t, Slot> slots_;      // where they are
   std::unordered_map<size_t, size_t> inplace_;  // output -> input that it may overwrite
   bool overwrites_what_it_reads_ = false;       // the one step of the plan, and when it may
-  std::vector<InPlaceActivation> activations_;
+  std::vector<ActivationApart> activations_;
 };
 
 }  // namespace

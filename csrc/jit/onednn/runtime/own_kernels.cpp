@@ -31,6 +31,65 @@ std::optional<Activation> activationOf(OpKind kind) {
   }
 }
 
+using Readers = std::unordered_map<size_t, Ops>;
+
+Readers readersOf(const LoweredGraph& graph) {
+  Readers readers;
+  for (const auto& op : graph.ops) {
+    for (const auto& input : op.inputs()) {
+      readers[input.id].push_back(&op);
+    }
+  }
+  return readers;
+}
+
+// The activation whose first op this is.
+std::optional<ActivationApart> activationFrom(
+    const OpSpec& op, const LoweredGraph& graph, const Readers& readers,
+    const std::unordered_map<size_t, size_t>& group_outputs) {
+  const auto from = op.inputs()[0].id;
+  const auto to = op.outputs()[0].id;
+  if (op.node()->kind() == torch::jit::aten::gelu && op.inputs().size() == 2 &&
+      op.inputs()[1].id == from) {
+    Ops ops;  // the table lowers GELU's tanh form to them
+    for (const auto& other : graph.ops) {
+      if (other.node() == op.node()) {
+        ops.push_back(&other);
+      }
+    }
+    return ActivationApart{Activation::tanh_gelu, ops, from, ops.back()->outputs()[0].id};
+  }
+  const auto kind = activationOf(op.kind());
+  if (kind == Activation::sigmoid && group_outputs.count(to) == 0 && readers.count(to) != 0) {
+    const auto& gate = readers.at(to);
+    if (gate.size() == 1 && gate[0]->kind() == OpKind::Multiply &&
+        readers.at(from) == Ops{&op, gate[0]}) {
+      return ActivationApart{Activation::silu, {&op, gate[0]}, from, gate[0]->outputs()[0].id};
+    }
+  }
+  return kind ? std::optional(ActivationApart{*kind, {&op}, from, to}) : std::nullopt;
+}
+
+// How many numbers the activation is of; 0 where a pass of its own is not possible, or not worth
+// it.
+int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, const Readers& readers,
+                  const std::unordered_map<size_t, size_t>& group_outputs) {
+  constexpr int64_t kFewest = 4096;
+  const auto& from = graph.operands.at(applied.from);
+  const auto& to = graph.operands.at(applied.to);
+  const auto& read_by = readers.at(from.id);
+  const bool others = std::any_of(read_by.begin(), read_by.end(), [&](const OpSpec* reader) {
+    return std::find(applied.ops.begin(), applied.ops.end(), reader) == applied.ops.end();
+  });
+  if (from.dtype != at::kFloat || !from.sizes || from.sizes != to.sizes || others ||
+      group_outputs.count(from.id) != 0 || group_outputs.count(to.id) == 0 ||
+      readers.count(to.id) != 0) {
+    return 0;
+  }
+  const auto count = c10::multiply_integers(*from.sizes);
+  return count >= kFewest ? count : 0;
+}
+
 // Of float32 images of known sizes, with constant parameters.
 bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph) {
   if (op.kind() != OpKind::Convolution) {
@@ -140,47 +199,38 @@ std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph) {
   return kinds;
 }
 
-std::vector<InPlaceActivation> activationsApart(
+std::vector<ActivationApart> activationsApart(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs) {
-  constexpr int64_t kFewest = 4096;
   constexpr int64_t kMost = int64_t{1} << 21;
-  std::vector<InPlaceActivation> found;
+  std::vector<ActivationApart> found;
   if (!ownAvx2Kernels()) {
     return found;
   }
   const auto producers = producerKinds(graph);
-  std::unordered_map<size_t, Ops> readers;
+  const auto readers = readersOf(graph);
   for (const auto& op : graph.ops) {
-    for (const auto& input : op.inputs()) {
-      readers[input.id].push_back(&op);
-    }
-  }
-  for (const auto& op : graph.ops) {
-    const auto kind = activationOf(op.kind());
-    if (!kind) {
+    auto applied = activationFrom(op, graph, readers, group_outputs);
+    if (!applied || producers.count(applied->from) == 0) {
       continue;
     }
-    const auto& from = op.inputs()[0];
-    InPlaceActivation applied{*kind, {&op}, from.id, op.outputs()[0].id};
-    if (const auto& gate = readers[applied.to];
-        applied.activation == Activation::sigmoid && gate.size() == 1 &&
-        group_outputs.count(applied.to) == 0 && gate[0]->kind() == OpKind::Multiply &&
-        readers[from.id] == Ops{&op, gate[0]}) {
-      applied = {Activation::silu, {&op, gate[0]}, from.id, gate[0]->outputs()[0].id};
-    }
-    const auto& to = graph.operands.at(applied.to);
-    if (from.dtype != at::kFloat || !from.sizes || from.sizes != to.sizes ||
-        producers.count(from.id) == 0 || readers[from.id] != applied.ops ||
-        group_outputs.count(from.id) != 0 || group_outputs.count(to.id) == 0 ||
-        !readers[to.id].empty()) {
-      continue;
-    }
-    const auto count = c10::multiply_integers(*from.sizes);
-    if (count >= kFewest && count <= kMost) {
-      found.push_back(std::move(applied));
+    const auto numbers = numbersOf(*applied, graph, readers, group_outputs);
+    if (numbers > 0 && numbers <= kMost) {
+      found.push_back(std::move(*applied));
     }
   }
   return found;
+}
+
+std::optional<ActivationApart> loneActivation(
+    const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs) {
+  if (!ownAvx2Kernels()) {
+    return std::nullopt;
+  }
+  const auto readers = readersOf(graph);
+  auto applied = activationFrom(graph.ops.front(), graph, readers, group_outputs);
+  const bool lone = applied && applied->ops.size() == graph.ops.size() &&
+                    numbersOf(*applied, graph, readers, group_outputs) > 0;
+  return lone ? std::move(applied) : std::nullopt;
 }
 
 std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops,

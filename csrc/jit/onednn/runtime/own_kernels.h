@@ -29,18 +29,21 @@ bool winogradIsOn();
 // Of the op that computes it, by value.
 std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph);
 
-// An activation that is applied to a result in place.
-struct InPlaceActivation {
+// An activation that is faster in a pass of its own over the data than in oneDNN's.
+struct ActivationApart {
   Activation activation;
   Ops ops;
   size_t from;
   size_t to;
 };
 
-// Activations at the end of the group that are faster in another pass over the result than in
-// oneDNN's: of float32 results that are neither tiny nor too large for the caches. `group_outputs`:
-// index by value.
-std::vector<InPlaceActivation> activationsApart(
+// Those at the end of the group, which are applied in place: of float32 results that are neither
+// tiny nor too large for the caches. `group_outputs`: index by value.
+std::vector<ActivationApart> activationsApart(
+    const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs);
+
+// The one that is all of a group, of float32 data that is not tiny; nothing for other groups.
+std::optional<ActivationApart> loneActivation(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs);
 
 // A convolution in small groups, and maybe ReLU, where oneDNN is slow; nothing for other
