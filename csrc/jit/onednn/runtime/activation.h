@@ -13,8 +13,8 @@ enum class Activation { sigmoid, silu, tanh, gelu, tanh_gelu };
 
 // Needs AVX2 and FMA. Stateless; any thread may call, works with as many threads as PyTorch does.
 // `to` may be `from`; otherwise they do not overlap. Results are within 2e-7 of the exact ones,
-// relative to the larger of them and 1, those of both GELUs within 8e-7; NaN and infinities give what they give
-// in eager.
+// relative to the larger of them and 1, those of both GELUs within 8e-7; NaN and infinities give
+// what they give in eager.
 void activate(Activation activation, const float* from, float* to, int64_t count);
 
 }  // namespace llga

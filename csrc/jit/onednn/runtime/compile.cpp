@@ -1,23 +1,17 @@
 #include "jit/onednn/runtime/compile.h"
 
-#include <ATen/ATen.h>
 #include <c10/util/accumulate.h>
-#include <c10/util/irange.h>
 #include <fmt/format.h>
 #include <malloc.h>
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "jit/onednn/ops/op_table.h"
-#include "jit/onednn/runtime/channel_shuffle.h"
-#include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
-#include "jit/onednn/runtime/linear.h"
-#include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -25,102 +19,65 @@ namespace {
 
 using dnnl::graph::logical_tensor;
 using LayoutType = logical_tensor::layout_type;
-using Property = logical_tensor::property_type;
 namespace prim = torch::jit::prim;
-
-// Strides of dimensions of size 1 are arbitrary in PyTorch; oneDNN recognises a format by all.
-Shape canonicalStrides(const Shape& sizes, const Shape& strides) {
-  auto matches = [&](const Shape& wanted) {
-    for (const auto i : c10::irange(sizes.size())) {
-      if (sizes[i] != 1 && strides[i] != wanted[i]) {
-        return false;
-      }
-    }
-    return true;
-  };
-  auto contiguous = c10::TensorType::contiguousStridesOf(sizes);
-  if (matches(contiguous)) {
-    return contiguous;
-  }
-  auto channels_last = channelsLastStrides(sizes);
-  return !channels_last.empty() && matches(channels_last) ? channels_last : strides;
-}
-
-Layout strided(size_t id, at::ScalarType dtype, const Shape& sizes, const Shape& strides,
-               bool constant = false) {
-  const auto property = constant ? Property::constant : Property::variable;
-  if (sizes.empty()) {
-    return logical_tensor(id, *toDataType(dtype), Shape{1}, Shape{1}, property);
-  }
-  return logical_tensor(id, *toDataType(dtype), sizes, canonicalStrides(sizes, strides), property);
-}
-
-Layout any(size_t id, at::ScalarType dtype, const Shape& sizes, bool constant) {
-  return logical_tensor(id, *toDataType(dtype), sizes, LayoutType::any,
-                        constant ? Property::constant : Property::variable);
-}
 
 class PlanCompiler {
  public:
   // `pack`: let oneDNN choose the layout of constant weights.
-  PlanCompiler(const CompileRequest& request, bool pack)
-      : request_(request), pack_(pack), plan_(std::make_shared<Plan>()) {}
+  PlanCompiler(const CompileRequest& request, bool pack) : draft_(request, pack) {}
 
   std::shared_ptr<const Plan> run() {
-    indexValues();
-    if (const auto shuffle = findShuffle(*request_.subgraph, *request_.facts)) {
-      channelShuffle(*shuffle);
-      return finished();
+    if (addShuffle(draft_)) {
+      return draft_.finished();
     }
     lower();
-    if (!concatAffine() && !squeezeExcitation() && !wholeActivation()) {
+    if (!addOwnGroup(draft_)) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
-        if (!groupedConvolution(ops) && !winograd(ops) && !linear(ops) && !activation(ops)) {
+        if (!addOwnStep(draft_, ops)) {
           compile(partition, ops);
         }
       }
     }
-    return finished();
+    return draft_.finished();
   }
 
   Description describe(const std::vector<Shape>& output_strides) {
     Description result;
-    result.fpmath_mode = request_.fpmath_mode;
-    if (findShuffle(*request_.subgraph, *request_.facts)) {
+    result.fpmath_mode = draft_.request.fpmath_mode;
+    if (findShuffle(*draft_.request.subgraph, *draft_.request.facts)) {
       return result;  // nothing of it is oneDNN's
     }
-    indexValues();
     lower();
     for (const auto& partition : partitions()) {
       auto& part = result.partitions.emplace_back();
       std::unordered_map<size_t, Layout> ports;
       for (const auto& port : partition.get_input_ports()) {
         part.inputs.push_back(port.get_id());
-        ports.emplace(port.get_id(), inputLayout(port.get_id()));
+        ports.emplace(port.get_id(), draft_.inputLayout(port.get_id()));
       }
       for (const auto& port : partition.get_output_ports()) {
         const auto id = port.get_id();
-        auto layout = outputLayout(id);
-        if (const auto it = group_outputs_.find(id); it != group_outputs_.end()) {
-          const auto& operand = lowered_.operands.at(id);
+        auto layout = draft_.outputLayout(id);
+        if (const auto it = draft_.group_outputs.find(id); it != draft_.group_outputs.end()) {
+          const auto& operand = draft_.lowered.operands.at(id);
           layout = strided(id, operand.dtype, *operand.sizes, output_strides.at(it->second));
           result.group_outputs.emplace(id, it->second);
-        } else if (const auto* applied = appliedTo(id)) {
-          layout = strided(id, at::kFloat, *lowered_.operands.at(id).sizes,
-                           output_strides.at(group_outputs_.at(applied->to)));
+        } else if (const auto* applied = draft_.appliedTo(id)) {
+          layout = strided(id, at::kFloat, *draft_.lowered.operands.at(id).sizes,
+                           output_strides.at(draft_.group_outputs.at(applied->to)));
         }
         part.outputs.push_back(id);
         ports.emplace(id, layout);
-        layouts_.insert_or_assign(id, layout);
+        draft_.layouts.insert_or_assign(id, layout);
       }
       for (const auto* spec : opsOf(partition)) {
         part.ops.push_back(describeOp(*spec, ports));
       }
       for (const auto id : part.inputs) {
-        if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
+        if (const auto it = draft_.group_inputs.find(id); it != draft_.group_inputs.end()) {
           result.group_inputs.emplace(id, it->second);
-        } else if (lowered_.operands.at(id).constant) {
+        } else if (draft_.lowered.operands.at(id).constant) {
           result.constants.emplace(id, constantMaker(id));
         }
       }
@@ -129,16 +86,6 @@ class PlanCompiler {
   }
 
  private:
-  std::shared_ptr<const Plan> finished() {
-    plan_->outputs.resize(request_.subgraph->outputs().size());
-    for (const auto i : c10::irange(plan_->outputs.size())) {
-      describeOutput(i);
-    }
-    plan_->binaries_apart = request_.binaries_apart;
-    plan_->prepare();
-    return plan_;
-  }
-
   static Description::Op describeOp(const OpSpec& spec,
                                     const std::unordered_map<size_t, Layout>& ports) {
     auto tensors = [&](const std::vector<Operand>& operands) {
@@ -158,21 +105,21 @@ class PlanCompiler {
   }
 
   ConstantMaker constantMaker(size_t id) const {
-    if (const auto it = lowered_.constants.find(id); it != lowered_.constants.end()) {
+    if (const auto it = draft_.lowered.constants.find(id); it != draft_.lowered.constants.end()) {
       return it->second;
     }
-    return [tensor = constantTensor(id)] { return tensor; };
+    return [tensor = draft_.constantTensor(id)] { return tensor; };
   }
 
   void lower() {
-    for (const auto* node : request_.subgraph->nodes()) {
+    for (const auto* node : draft_.request.subgraph->nodes()) {
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
           isShapeArithmetic(node) || isQuantizedConstant(node)) {
         continue;
       }
       if (node->kind() == asTargetKind()) {
-        if (request_.facts->tensor(node->input(0)).dtype !=
-            request_.facts->tensor(node->output()).dtype) {
+        if (draft_.request.facts->tensor(node->input(0)).dtype !=
+            draft_.request.facts->tensor(node->output()).dtype) {
           throw CompileError{"an in-place op converts its result to the data type of its target"};
         }
         continue;
@@ -182,47 +129,37 @@ class PlanCompiler {
         throw CompileError{qualifiedName(node) + ": not in the op table"};
       }
       try {
-        Lowering lowering(node, *request_.facts, next_id_);
+        Lowering lowering(node, *draft_.request.facts, next_id_);
         entry->lower(lowering);
-        std::move(lowering).commit(lowered_);
+        std::move(lowering).commit(draft_.lowered);
       } catch (const Refused& refused) {
         throw CompileError{refused.reason};
       }
     }
   }
 
-  void indexValues() {
-    const auto& subgraph = *request_.subgraph;
-    for (const auto i : c10::irange(subgraph.inputs().size())) {
-      group_inputs_[subgraph.inputs()[i]->unique()] = i;
-    }
-    for (const auto i : c10::irange(subgraph.outputs().size())) {
-      group_outputs_.emplace(behind(subgraph.outputs()[i])->unique(), i);
-    }
-  }
-
   // The partitions in an order in which each finds its inputs computed.
   std::vector<dnnl::graph::partition> partitions() {
-    dnnl::graph::graph graph(dnnl::engine::kind::cpu, request_.fpmath_mode);
+    dnnl::graph::graph graph(dnnl::engine::kind::cpu, draft_.request.fpmath_mode);
     std::unordered_set<size_t> open;
-    for (const auto& emitted : lowered_.ops) {
+    for (const auto& emitted : draft_.lowered.ops) {
       graph.add_op(emitted.build());
       open.insert(emitted.id());
     }
     // Without a reader outside, oneDNN would keep a value that others in the group read.
     auto read = [&](size_t id) {
       dnnl::graph::op end(next_id_++, OpKind::End, "output");
-      end.add_input(lowered_.operands.at(id).logicalTensor());
+      end.add_input(draft_.lowered.operands.at(id).logicalTensor());
       graph.add_op(end);
     };
-    for (const auto& [id, index] : group_outputs_) {
+    for (const auto& [id, index] : draft_.group_outputs) {
       read(id);
     }
     for (const auto id : cuts()) {
       read(id);
     }
-    activations_ = activationsApart(lowered_, group_outputs_);
-    for (const auto& applied : activations_) {
+    draft_.activations = activationsApart(draft_.lowered, draft_.group_outputs);
+    for (const auto& applied : draft_.activations) {
       read(applied.from);
     }
     graph.finalize();
@@ -244,7 +181,7 @@ class PlanCompiler {
     if (!open.empty()) {
       throw CompileError{"oneDNN left ops of the group out at these sizes"};
     }
-    std::erase_if(activations_, [&](const ActivationApart& applied) {
+    std::erase_if(draft_.activations, [&](const ActivationApart& applied) {
       return std::none_of(found.begin(), found.end(), [&](const dnnl::graph::partition& partition) {
         return opsOf(partition) == applied.ops;
       });
@@ -256,7 +193,7 @@ class PlanCompiler {
   Ops opsOf(const dnnl::graph::partition& partition) const {
     const auto members = partition.get_ops();
     Ops ops;
-    for (const auto& op : lowered_.ops) {
+    for (const auto& op : draft_.lowered.ops) {
       if (std::find(members.begin(), members.end(), op.id()) != members.end()) {
         ops.push_back(&op);
       }
@@ -264,21 +201,13 @@ class PlanCompiler {
     return ops;
   }
 
-  // The one that is applied to this value; nullptr if there is none.
-  const ActivationApart* appliedTo(size_t id) const {
-    const auto it =
-        std::find_if(activations_.begin(), activations_.end(),
-                     [id](const ActivationApart& applied) { return applied.from == id; });
-    return it == activations_.end() ? nullptr : &*it;
-  }
-
   // Values that are not fused to the binary op that reads them.
   std::unordered_set<size_t> cuts() const {
-    const auto producers = producerKinds(lowered_);
-    const bool product = std::any_of(lowered_.ops.begin(), lowered_.ops.end(),
+    const auto producers = producerKinds(draft_.lowered);
+    const bool product = std::any_of(draft_.lowered.ops.begin(), draft_.lowered.ops.end(),
                                      [](const OpSpec& op) { return op.kind() == OpKind::MatMul; });
     std::unordered_set<size_t> found;
-    for (const auto& op : lowered_.ops) {
+    for (const auto& op : draft_.lowered.ops) {
       if (!isBinary(op.kind())) {
         continue;
       }
@@ -286,10 +215,11 @@ class PlanCompiler {
         const auto& value = op.inputs()[i];
         const auto& other = op.inputs()[1 - i];
         const auto producer = producers.find(value.id);
-        if (producer == producers.end() || group_outputs_.count(value.id) != 0) {
+        if (producer == producers.end() || draft_.group_outputs.count(value.id) != 0) {
           continue;
         }
-        if (request_.binaries_apart || (product && usesAvxGemm() && !addsToGemm(other, value)) ||
+        if (draft_.request.binaries_apart ||
+            (product && usesAvxGemm() && !addsToGemm(other, value)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&
              isCopiedToAdd(other, value))) {
           found.insert(value.id);
@@ -302,8 +232,8 @@ class PlanCompiler {
   // oneDNN adds a tensor behind another op by writing over it. Where it can't, because the tensor
   // is not the group's own, it works on a copy, which takes longer than an addition.
   bool isCopiedToAdd(const Operand& addend, const Operand& value) const {
-    const auto input = group_inputs_.find(addend.id);
-    return input != group_inputs_.end() && !request_.owned_inputs[input->second] &&
+    const auto input = draft_.group_inputs.find(addend.id);
+    return input != draft_.group_inputs.end() && !draft_.request.owned_inputs[input->second] &&
            addend.sizes == value.sizes;
   }
 
@@ -350,16 +280,17 @@ class PlanCompiler {
     std::unordered_map<size_t, Slot> copies;
     for (const auto& port : partition.get_input_ports()) {
       const auto id = port.get_id();
-      inputs.push_back(inputLayout(id));
+      inputs.push_back(draft_.inputLayout(id));
       if (needsRowMajor(ops, inputs.back())) {
         std::tie(copies[id], inputs.back()) = rowMajor(inputs.back());
       }
     }
     for (const auto& port : partition.get_output_ports()) {
-      outputs.push_back(outputLayout(port.get_id()));
+      outputs.push_back(draft_.outputLayout(port.get_id()));
     }
     if (std::all_of(inputs.begin(), inputs.end(), [&](const Layout& input) {
-          return layouts_.count(input.get_id()) == 0 && group_inputs_.count(input.get_id()) == 0;
+          return draft_.layouts.count(input.get_id()) == 0 &&
+                 draft_.group_inputs.count(input.get_id()) == 0;
         })) {
       // oneDNN would compute it in the first call and leave the results of later ones unwritten.
       throw CompileError{"all that a partition reads are constants"};
@@ -379,392 +310,13 @@ class PlanCompiler {
       if (isOpaque(layout)) {  // not on CPU, by all of its releases that this was tried with
         throw CompileError{"oneDNN chose an opaque layout for a result"};
       }
-      layouts_.insert_or_assign(id, layout);
-      step.outputs.emplace_back(resultSlot(id, layout), layout);
+      draft_.layouts.insert_or_assign(id, layout);
+      step.outputs.emplace_back(draft_.resultSlot(id, layout), layout);
     }
     for (const auto& [input, output] : step.compiled.get_inplace_ports()) {
-      inplace_[output] = input;
+      draft_.inplace[output] = input;
     }
-    plan_->steps.push_back(std::move(step));
-  }
-
-  // A step for a convolution in small groups over channels-last images, by a kernel of our own.
-  // False for any other partition.
-  bool groupedConvolution(const Ops& ops) {
-    const auto kernel = slowGroupedConvolution(ops, lowered_);
-    const auto& inputs = ops[0]->inputs();
-    const auto& data = inputs[0];
-    const auto& result = ops.back()->outputs()[0];
-    if (!kernel || !overChannelsLast(data, result)) {
-      return false;
-    }
-    const auto weight = constantTensor(inputs[1].id).contiguous();
-    if (!weight.isfinite().all().item<bool>()) {  // in the padding, the others make NaN of zeros
-      return false;
-    }
-    Plan::Step step;
-    step.inputs.emplace_back(*knownSlot(data.id), inputLayout(data.id));
-    const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel->weightSizes(),
-                                              kernel->weightStrides(), Property::constant);
-    if (const auto releasable = findReleasable(weight)) {
-      releasable->pin();
-    }
-    auto packed = packWeight(weight.view(kernel->weightSizes()), packed_layout, Placement::aligned);
-    step.inputs.emplace_back(constantSlot(packed->data()), packed_layout);
-    plan_->packed.push_back(std::move(packed));
-    const bool bias = inputs.size() == 3;
-    if (bias) {
-      step.inputs.emplace_back(keep(constantTensor(inputs[2].id).contiguous()),
-                               inputLayout(inputs[2].id));
-    }
-    addChannelsLastResult(step, result);
-    step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
-                     kernel.run(static_cast<const float*>(from[0]),
-                                static_cast<const float*>(from[1]),
-                                bias ? static_cast<const float*>(from[2]) : nullptr,
-                                static_cast<float*>(to[0]));
-                   },
-                   "convolution", "llga_grouped:avx2"};
-    plan_->steps.push_back(std::move(step));
-    return true;
-  }
-
-  // A step for a convolution, and maybe an addition and ReLU, over channels-last images by
-  // Winograd's algorithm. False for any other partition.
-  bool winograd(const Ops& ops) {
-    const auto found = winogradConvolution(ops, lowered_);
-    const auto& inputs = ops[0]->inputs();
-    const auto& data = inputs[0];
-    const auto& result = ops.back()->outputs()[0];
-    if (!found || request_.fpmath_mode != dnnl::fpmath_mode::strict ||
-        !overChannelsLast(data, result)) {
-      return false;
-    }
-    if (found->addend &&
-        (!knownSlot(*found->addend) || !isChannelsLast(inputLayout(*found->addend), result))) {
-      return false;
-    }
-    constexpr double kLarge = 1e30;  // sums of a few such numbers are finite
-    const auto weight = constantTensor(inputs[1].id).contiguous();
-    if (findReleasable(weight) || !(weight.abs().max().item<double>() < kLarge)) {
-      return false;
-    }
-    const auto& kernel = found->kernel;
-    Plan::Step step;
-    auto bind = [&](const Slot& slot, const Layout& layout) {
-      step.inputs.emplace_back(slot, layout);
-      return step.inputs.size() - 1;
-    };
-    bind(*knownSlot(data.id), inputLayout(data.id));
-    auto transformed =
-        transformWeight(weight, kernel.weightSizes(), [&] { return kernel.transformed(weight); });
-    bind(constantSlot(transformed->data()), inputLayout(inputs[1].id));
-    plan_->packed.push_back(std::move(transformed));
-    size_t bias = 0;
-    if (inputs.size() == 3) {
-      bias = bind(keep(constantTensor(inputs[2].id).contiguous()), inputLayout(inputs[2].id));
-    }
-    size_t addend = 0;
-    if (found->addend) {
-      addend = bind(*knownSlot(*found->addend), inputLayout(*found->addend));
-      inplace_[result.id] = *found->addend;
-    }
-    addChannelsLastResult(step, result);
-    step.kernel = {[kernel, weight, bias, addend](auto from, auto to) {
-                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
-                     kernel.run({data(0), data(1), weight.template const_data_ptr<float>(),
-                                 bias != 0 ? data(bias) : nullptr,
-                                 addend != 0 ? data(addend) : nullptr, static_cast<float*>(to[0])});
-                   },
-                   "convolution", fmt::format("llga_winograd:{}", kernel.isa())};
-    plan_->steps.push_back(std::move(step));
-    return true;
-  }
-
-  static bool isChannelsLast(const Layout& layout, const Operand& like) {
-    return layout.get_layout_type() == LayoutType::strided &&
-           layout.get_strides() == channelsLastStrides(*like.sizes);
-  }
-
-  // The images are, and the result may be.
-  bool overChannelsLast(const Operand& data, const Operand& result) const {
-    const auto layout = outputLayout(result.id);
-    return isChannelsLast(inputLayout(data.id), data) &&
-           (layout.get_layout_type() == LayoutType::any || isChannelsLast(layout, result));
-  }
-
-  void addChannelsLastResult(Plan::Step& step, const Operand& result) {
-    const auto layout =
-        strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes));
-    layouts_.insert_or_assign(result.id, layout);
-    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
-  }
-
-  // A step for a linear layer. False for any other partition.
-  bool linear(const Ops& ops) {
-    const auto found = llga::linear(ops, lowered_);
-    if (!found || !knownSlot(found->data.id) || !isContiguous(inputLayout(found->data.id)) ||
-        (found->addend &&
-         (!knownSlot(*found->addend) || !isContiguous(inputLayout(*found->addend))))) {
-      return false;
-    }
-    const auto& result = found->result;
-    const auto wanted = outputLayout(result.id);
-    if (wanted.get_layout_type() != LayoutType::any && !isContiguous(wanted)) {
-      return false;
-    }
-    Plan::Step step;
-    auto bind = [&](const Slot& slot, const Layout& layout) {
-      step.inputs.emplace_back(slot, layout);
-      return step.inputs.size() - 1;
-    };
-    bind(*knownSlot(found->data.id), inputLayout(found->data.id));
-    const auto weight = constantTensor(found->weight.id);
-    const auto inputs = weight.size(0);
-    const auto outputs = weight.size(1);
-    const bool row = found->rows == 1;
-    const Linear kernel{found->rows, inputs, outputs, found->rectifier == Rectifier::relu};
-    if (row) {
-      if (!weight.t().is_contiguous()) {
-        return false;
-      }
-      bind(keep(weight), strided(found->weight.id, at::kFloat, {inputs, outputs}, {1, inputs},
-                                 /*constant=*/true));
-    } else {
-      if (findReleasable(weight)) {
-        return false;
-      }
-      auto panels =
-          transformWeight(weight, kernel.weightSizes(), [&] { return kernel.panels(weight); });
-      bind(constantSlot(panels->data()), inputLayout(found->weight.id));
-      plan_->packed.push_back(std::move(panels));
-    }
-    size_t bias = 0;
-    if (found->bias) {
-      const auto tensor = constantTensor(found->bias->id).contiguous();
-      bias = bind(keep(tensor), strided(found->bias->id, at::kFloat, tensor.sizes().vec(),
-                                        tensor.strides().vec(), /*constant=*/true));
-    }
-    size_t addend = 0;
-    if (found->addend) {
-      addend = bind(*knownSlot(*found->addend), inputLayout(*found->addend));
-      inplace_[result.id] = *found->addend;
-    }
-    const auto layout = strided(result.id, at::kFloat, *result.sizes,
-                                c10::TensorType::contiguousStridesOf(*result.sizes));
-    layouts_.insert_or_assign(result.id, layout);
-    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
-    step.kernel = {[kernel, row, bias, addend, rectifier = found->rectifier](auto from, auto to) {
-                     auto data = [&](size_t i) {
-                       return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
-                     };
-                     const auto* source = static_cast<const float*>(from[0]);
-                     auto* result = static_cast<float*>(to[0]);
-                     if (row) {
-                       gemv(data(1), data(bias), kernel.outputs, kernel.inputs, source, result,
-                            rectifier);
-                     } else {
-                       kernel.run({source, data(1), data(bias), data(addend), result});
-                     }
-                   },
-                   "matmul", row ? "llga_gemv:avx2" : "llga_gemm:avx2"};
-    plan_->steps.push_back(std::move(step));
-    return true;
-  }
-
-  static bool isContiguous(const Layout& layout) {
-    return layout.get_layout_type() == LayoutType::strided &&
-           layout.get_strides() == c10::TensorType::contiguousStridesOf(layout.get_dims());
-  }
-
-  // A step for an activation apart. False if the partition is none.
-  bool activation(const Ops& ops) {
-    const auto* applied = appliedTo(ops.front()->inputs()[0].id);
-    if (applied == nullptr || applied->ops != ops) {
-      return false;
-    }
-    addActivation(*applied, layouts_.at(applied->from));
-    if (const auto pair = inplace_.find(applied->from); pair != inplace_.end()) {
-      inplace_.insert_or_assign(applied->to, pair->second);
-    }
-    return true;
-  }
-
-  // One step for a group that is an activation. False if the group is anything else, or its result
-  // is to have another layout than its data.
-  bool wholeActivation() {
-    const auto applied = loneActivation(lowered_, group_outputs_);
-    if (!applied || group_inputs_.count(applied->from) == 0) {
-      return false;
-    }
-    const auto from = inputLayout(applied->from);
-    const auto wanted = outputLayout(applied->to);
-    const auto count = static_cast<size_t>(c10::multiply_integers(from.get_dims()));
-    if (from.get_mem_size() != count * sizeof(float) ||
-        (wanted.get_layout_type() != LayoutType::any &&
-         wanted.get_strides() != from.get_strides())) {
-      return false;
-    }
-    addActivation(*applied, from);
-    inplace_.insert_or_assign(applied->to, applied->from);
-    return true;
-  }
-
-  void addActivation(const ActivationApart& applied, const Layout& from) {
-    const auto to = withId(from, applied.to);
-    const auto count = static_cast<int64_t>(from.get_mem_size() / sizeof(float));
-    Plan::Step step;
-    step.inputs.emplace_back(*knownSlot(applied.from), from);
-    layouts_.insert_or_assign(applied.to, to);
-    step.outputs.emplace_back(resultSlot(applied.to, to), to);
-    step.kernel = {[kind = applied.activation, count](auto data, auto result) {
-                     activate(kind, static_cast<const float*>(data[0]),
-                              static_cast<float*>(result[0]), count);
-                   },
-                   "eltwise", "llga_activation:avx2"};
-    plan_->steps.push_back(std::move(step));
-  }
-
-  // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images: one step, by a
-  // kernel of our own. False if the group or its data is anything else.
-  bool concatAffine() {
-    const auto& ops = lowered_.ops;
-    const bool relu = ops.size() == 3 && ops[2].kind() == OpKind::ReLU;
-    if (!ownKernels() || ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
-        ops[1].kind() != OpKind::BatchNormInference ||
-        ops[1].inputs()[0].id != ops[0].outputs()[0].id ||
-        (relu && ops[2].inputs()[0].id != ops[1].outputs()[0].id)) {
-      return false;
-    }
-    const auto& result = ops.back().outputs()[0];
-    const auto strides = channelsLastStrides(*result.sizes);
-    if (group_outputs_.size() != 1 || group_outputs_.count(result.id) == 0 || strides.empty() ||
-        ops[0].get_attr<int64_t>(Attr::axis) != 1 ||
-        (result.dtype != at::kFloat && result.dtype != at::kBFloat16)) {
-      return false;
-    }
-    Plan::Step step;
-    ConcatAffine kernel{result.dtype, 1, {}, {}, {}, relu ? 0.F : -HUGE_VALF};
-    for (const auto& part : ops[0].inputs()) {
-      const auto input = group_inputs_.find(part.id);
-      if (input == group_inputs_.end() || part.dtype != result.dtype ||
-          request_.input_strides[input->second] != channelsLastStrides(*part.sizes)) {
-        return false;
-      }
-      kernel.channels.push_back((*part.sizes)[1]);
-      step.inputs.emplace_back(Slot{Slot::Kind::input, input->second}, inputLayout(part.id));
-    }
-    const auto outer = outputLayout(result.id);
-    if (outer.get_layout_type() != LayoutType::any && outer.get_strides() != strides) {
-      return false;
-    }
-    if (!scaleAndShift(ops[1], kernel)) {
-      return false;
-    }
-    kernel.pixels = c10::multiply_integers(*result.sizes) / (*result.sizes)[1];
-
-    const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
-    layouts_.insert_or_assign(result.id, layout);
-    step.outputs.emplace_back(resultSlot(result.id, layout), layout);
-    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
-                   "concat", "llga_affine"};
-    plan_->steps.push_back(std::move(step));
-    return true;
-  }
-
-  // One step for a group that is a channel shuffle.
-  void channelShuffle(const Shuffle& shuffle) {
-    Plan::Step step;
-    std::vector<int64_t> parts;
-    std::vector<int64_t> chunks;
-    auto layoutOf = [&](const Value* value, std::vector<int64_t>& channels) {
-      const auto facts = request_.facts->tensor(value);
-      const auto& sizes = facts.sizes.value();
-      channels.push_back(sizes[1]);
-      return strided(value->unique(), facts.dtype.value(), sizes, channelsLastStrides(sizes));
-    };
-    for (const auto* part : shuffle.parts) {
-      const auto index = group_inputs_.at(part->unique());
-      const auto layout = layoutOf(part, parts);
-      if (request_.input_strides[index] != layout.get_strides()) {
-        throw CompileError{"a channel shuffle of data that is not channels last"};
-      }
-      step.inputs.emplace_back(Slot{Slot::Kind::input, index}, layout);
-    }
-    for (const auto* chunk : shuffle.chunks) {
-      const auto index = group_outputs_.at(chunk->unique());
-      if (!request_.any_layout[index]) {
-        throw CompileError{"a channel shuffle whose result is read outside of groups"};
-      }
-      const auto layout = layoutOf(chunk, chunks);
-      layouts_.insert_or_assign(chunk->unique(), layout);
-      step.outputs.emplace_back(Slot{Slot::Kind::output, index}, layout);
-    }
-    step.kernel = {[kernel = ChannelShuffle(std::move(parts), std::move(chunks), shuffle.groups,
-                                            shuffle.pixels, shuffle.item)](auto from, auto to) {
-                     kernel.run(from, to);
-                   },
-                   "shuffle", "llga_shuffle"};
-    plan_->steps.push_back(std::move(step));
-  }
-
-  // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
-  // own. False if the group or its data is anything else.
-  bool squeezeExcitation() {
-    const auto found = excitation(lowered_);
-    if (!found || group_outputs_.size() != 1 || group_outputs_.count(found->result.id) == 0 ||
-        !knownSlot(found->data.id) || !overChannelsLast(found->data, found->result)) {
-      return false;
-    }
-    Plan::Step step;
-    step.inputs.emplace_back(*knownSlot(found->data.id), inputLayout(found->data.id));
-    auto bind = [&](const OpSpec& convolution, size_t input) {
-      if (input >= convolution.inputs().size()) {
-        return size_t{0};  // no bias
-      }
-      const auto& parameter = convolution.inputs()[input];
-      const auto tensor = constantTensor(parameter.id).contiguous();
-      step.inputs.emplace_back(keep(tensor), strided(parameter.id, at::kFloat, *parameter.sizes,
-                                                     tensor.strides().vec(), /*constant=*/true));
-      return step.inputs.size() - 1;
-    };
-    bind(*found->squeeze, 1);
-    bind(*found->excite, 1);
-    const auto squeeze_bias = bind(*found->squeeze, 2);
-    const auto excite_bias = bind(*found->excite, 2);
-    addChannelsLastResult(step, found->result);
-    inplace_[found->result.id] = found->data.id;
-    overwrites_what_it_reads_ = true;
-    step.kernel = {
-        [kernel = found->kernel, squeeze_bias, excite_bias](auto from, auto to) {
-          auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
-          kernel.run({data(0), data(1), squeeze_bias != 0 ? data(squeeze_bias) : nullptr, data(2),
-                      excite_bias != 0 ? data(excite_bias) : nullptr, static_cast<float*>(to[0])});
-        },
-        "excitation", "llga_excitation"};
-    plan_->steps.push_back(std::move(step));
-    return true;
-  }
-
-  // What the batch norm does to each channel; false if its parameters are no constants.
-  bool scaleAndShift(const OpSpec& norm, ConcatAffine& kernel) const {
-    std::vector<at::Tensor> parameters;  // weight, bias, mean, variance
-    for (size_t i = 1; i <= 4; ++i) {
-      const auto id = norm.inputs()[i].id;
-      if (!lowered_.operands.at(id).constant) {
-        return false;
-      }
-      parameters.push_back(constantTensor(id).to(at::kFloat));
-    }
-    auto numbers = [](const at::Tensor& tensor) {
-      const auto dense = tensor.contiguous();
-      const auto* data = dense.const_data_ptr<float>();
-      return std::vector<float>(data, data + dense.numel());
-    };
-    const auto scale = parameters[0] / (parameters[3] + norm.get_attr<float>(Attr::epsilon)).sqrt();
-    kernel.scale = numbers(scale);
-    kernel.shift = numbers(parameters[1] - parameters[2] * scale);
-    return true;
+    draft_.plan->steps.push_back(std::move(step));
   }
 
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes
@@ -847,55 +399,22 @@ class PlanCompiler {
     Plan::Step step;
     step.compiled = partition.compile({from}, {to}, engine());
     step.inputs.push_back(bindInput(step.compiled, from));
-    const Slot slot{Slot::Kind::temporary, plan_->temporary_bytes.size()};
-    plan_->temporary_bytes.push_back(to.get_mem_size());
+    const Slot slot{Slot::Kind::temporary, draft_.plan->temporary_bytes.size()};
+    draft_.plan->temporary_bytes.push_back(to.get_mem_size());
     step.outputs.emplace_back(slot, to);
-    plan_->steps.push_back(std::move(step));
+    draft_.plan->steps.push_back(std::move(step));
     return {slot, withId(to, id)};
-  }
-
-  // ------------------------------------------------------------------------------------ inputs
-
-  Layout inputLayout(size_t id) const {
-    if (const auto it = layouts_.find(id); it != layouts_.end()) {
-      return it->second;  // computed by an earlier partition
-    }
-    const auto& operand = lowered_.operands.at(id);
-    const auto& sizes = operand.sizes.value();
-    if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
-      return strided(id, operand.dtype, sizes, request_.input_strides[it->second]);
-    }
-    if (lowered_.packable.count(id) != 0 && pack_) {
-      return any(id, operand.dtype, sizes, /*constant=*/true);
-    }
-    if (lowered_.constants.count(id) != 0) {
-      return strided(id, operand.dtype, sizes, c10::TensorType::contiguousStridesOf(sizes),
-                     /*constant=*/true);
-    }
-    return strided(id, operand.dtype, sizes, constantTensor(id).strides().vec(),
-                   /*constant=*/true);
-  }
-
-  // Where a value is that is no constant.
-  std::optional<Slot> knownSlot(size_t id) const {
-    if (const auto it = slots_.find(id); it != slots_.end()) {
-      return it->second;
-    }
-    if (const auto it = group_inputs_.find(id); it != group_inputs_.end()) {
-      return Slot{Slot::Kind::input, it->second};
-    }
-    return std::nullopt;
   }
 
   std::pair<Slot, Layout> bindInput(const dnnl::graph::compiled_partition& compiled,
                                     const Layout& input) {
     const auto id = input.get_id();
-    if (const auto slot = knownSlot(id)) {
+    if (const auto slot = draft_.knownSlot(id)) {
       return {*slot, input};
     }
     if (input.get_layout_type() == LayoutType::any) {
       const auto layout = withId(compiled.query_logical_tensor(id), id);
-      auto weight = constantTensor(id);
+      auto weight = draft_.constantTensor(id);
       const auto placement = placementOf(id, layout);
       if (placement == Placement::unaligned || !layout.is_equal(withId(layoutOf(weight), id))) {
         auto packed = packWeight(weight, layout, placement);
@@ -903,12 +422,12 @@ class PlanCompiler {
           releasable->packedAs(weight, layout, packed);
         }
         auto* data = packed->data();
-        plan_->packed.push_back(std::move(packed));
-        return {constantSlot(data), layout};
+        draft_.plan->packed.push_back(std::move(packed));
+        return {draft_.constantSlot(data), layout};
       }
-      return {keep(std::move(weight)), layout};
+      return {draft_.keep(std::move(weight)), layout};
     }
-    return {keep(constantTensor(id)), input};
+    return {draft_.keep(draft_.constantTensor(id)), input};
   }
 
   // The gemm for AVX2 reads the weight of up to 262 rows of data in place if its address and rows
@@ -926,7 +445,7 @@ class PlanCompiler {
     if (strides.size() != 2 || strides[1] != 1 || strides[0] % kBadStride != 0) {
       return Placement::aligned;
     }
-    for (const auto& op : lowered_.ops) {
+    for (const auto& op : draft_.lowered.ops) {
       const auto& inputs = op.inputs();
       if (op.kind() == OpKind::MatMul && inputs[1].id == id && inputs[0].sizes) {
         const auto rows = c10::multiply_integers(*inputs[0].sizes) / layout.get_dims()[0];
@@ -936,120 +455,8 @@ class PlanCompiler {
     return Placement::aligned;
   }
 
-  at::Tensor constantTensor(size_t id) const {
-    if (const auto it = lowered_.constants.find(id); it != lowered_.constants.end()) {
-      auto made = it->second();
-      return lowered_.packable.count(id) != 0 && pack_ ? made : made.contiguous();
-    }
-    return torch::jit::toIValue(lowered_.values.at(id))->toTensor();
-  }
-
-  Slot keep(at::Tensor tensor) {
-    if (const auto releasable = findReleasable(tensor)) {
-      releasable->pin();
-    }
-    const auto slot = constantSlot(tensor.data_ptr());
-    plan_->constant_tensors.push_back(std::move(tensor));
-    return slot;
-  }
-
-  Slot constantSlot(void* data) {
-    plan_->constants.push_back(data);
-    return {Slot::Kind::constant, plan_->constants.size() - 1};
-  }
-
-  // ----------------------------------------------------------------------------------- outputs
-
-  Layout outputLayout(size_t id) const {
-    const auto& operand = lowered_.operands.at(id);
-    const auto it = group_outputs_.find(id);
-    if (!operand.sizes) {  // a made-up value between two partitions: oneDNN infers
-      return logical_tensor(id, *toDataType(operand.dtype), DNNL_GRAPH_UNKNOWN_NDIMS,
-                            LayoutType::any);
-    }
-    if (const auto* applied = appliedTo(id)) {
-      const auto result = outputLayout(applied->to);
-      return result.get_layout_type() == LayoutType::any
-                 ? any(id, operand.dtype, *operand.sizes, /*constant=*/false)
-                 : withId(result, id);
-    }
-    if (it == group_outputs_.end() || request_.any_layout[it->second]) {
-      return any(id, operand.dtype, *operand.sizes, /*constant=*/false);
-    }
-    const auto facts = request_.facts->tensor(lowered_.values.at(id));
-    return strided(id, operand.dtype, *operand.sizes, facts.strides.value());
-  }
-
-  Slot resultSlot(size_t id, const Layout& layout) {
-    const auto* applied = appliedTo(id);
-    const auto it = group_outputs_.find(applied != nullptr ? applied->to : id);
-    Slot slot{Slot::Kind::output, 0};
-    if (it != group_outputs_.end()) {
-      slot.index = it->second;
-    } else {
-      slot = {Slot::Kind::temporary, plan_->temporary_bytes.size()};
-      plan_->temporary_bytes.push_back(layout.get_mem_size());
-    }
-    slots_.insert_or_assign(id, slot);
-    return slot;
-  }
-
-  void describeOutput(size_t index) {
-    const auto* value = behind(request_.subgraph->outputs()[index]);
-    const auto id = value->unique();
-    const auto it = layouts_.find(id);
-    if (it == layouts_.end() || group_outputs_.at(id) != index) {
-      throw CompileError{"an output of the group is not an output of a partition"};
-    }
-    const auto& layout = it->second;
-    const auto facts = request_.facts->tensor(value);
-    auto& spec = plan_->outputs[index];
-    spec.dtype = *facts.dtype;
-    spec.sizes = *facts.sizes;
-    spec.strides = request_.any_layout[index] ? layout.get_strides() : *facts.strides;
-    if (c10::isQIntType(spec.dtype)) {
-      spec.quantizer = makeQuantizer(quantizeParams(value->node()).value());
-    }
-    spec.call_local = request_.call_local[index];
-    spec.inplace_input = spec.call_local ? inplaceInput(id, layout) : -1;
-  }
-
-  int64_t inplaceInput(size_t output, const Layout& layout) const {
-    const auto pair = inplace_.find(output);
-    if (pair == inplace_.end()) {
-      return -1;
-    }
-    const auto it = group_inputs_.find(pair->second);
-    if (it == group_inputs_.end() || !request_.owned_inputs[it->second]) {
-      return -1;
-    }
-    const auto& strides = request_.input_strides[it->second];
-    const auto* value = request_.subgraph->inputs()[it->second];
-    const auto facts = request_.facts->tensor(value);
-    const bool same_layout = strides == layout.get_strides() && facts.sizes == layout.get_dims() &&
-                             facts.dtype == lowered_.operands.at(output).dtype;
-    // A second reader in the group could read after the write; as_target reads no numbers of its
-    // target.
-    const auto readers =
-        std::count_if(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
-          return use.user->kind() != asTargetKind() || use.offset == 0;
-        });
-    const bool may = readers == 1 || overwrites_what_it_reads_;
-    return same_layout && may ? static_cast<int64_t>(it->second) : -1;
-  }
-
-  const CompileRequest& request_;
-  bool pack_;
-  std::shared_ptr<Plan> plan_;
-  LoweredGraph lowered_;
+  PlanDraft draft_;
   size_t next_id_ = size_t{1} << 32;
-  std::unordered_map<size_t, size_t> group_inputs_;
-  std::unordered_map<size_t, size_t> group_outputs_;
-  std::unordered_map<size_t, Layout> layouts_;  // of values computed so far
-  std::unordered_map<size_t, Slot> slots_;      // where they are
-  std::unordered_map<size_t, size_t> inplace_;  // output -> input that it may overwrite
-  bool overwrites_what_it_reads_ = false;       // the one step of the plan, and when it may
-  std::vector<ActivationApart> activations_;
 };
 
 }  // namespace

@@ -4,7 +4,8 @@
 //
 // A tile of kRows x kPanel results stays in registers for all of its inputs; the source is read in
 // place. The weights of a panel, that the second level of cache holds, meet all rows of a block
-// before those of another do. Copies of the source made nothing faster.
+// before those of another do; meanwhile the next panel is fetched from memory. Copies of the source
+// made nothing faster.
 #include "jit/onednn/runtime/gemm_blocks.h"
 
 namespace llga::gemm {
@@ -25,7 +26,8 @@ struct Column {
   const float* addend;  // or null
   float* result;
   int64_t inputs;
-  int64_t stride;  // from row to row of the result and the addend
+  int64_t stride;     // from row to row of the result and the addend
+  const float* next;  // a panel to fetch, or null
   bool relu;
 };
 
@@ -34,6 +36,9 @@ void multiply(const Column& c, int64_t tiles) {
   const auto* start = c.source;
   const auto* addend = c.addend;
   auto* result = c.result;
+  const auto* next = c.next;
+  const auto* next_end = next != nullptr ? next + c.inputs * kPanel : nullptr;
+  const auto lines = c.inputs / (tiles * ((c.inputs + kDepth - 1) / kDepth)) + 1;
   for (; tiles > 0; --tiles) {
     V totals[rows][2];
 #pragma GCC unroll 16
@@ -51,6 +56,10 @@ void multiply(const Column& c, int64_t tiles) {
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
         sums[r][0] = sums[r][1] = Simd::zero();
+      }
+      for (int64_t i = 0; i < lines && next < next_end; ++i) {
+        __builtin_prefetch(next, 0, 2);
+        next += kPanel;
       }
       const auto depth = c.inputs - first < kDepth ? c.inputs - first : kDepth;
 #pragma GCC unroll 1
@@ -138,28 +147,24 @@ void multiplyLast(Multiply kernel, Column c, int64_t rows, int64_t tiles, int64_
   }
 }
 
-// `tiles` of `rows` rows from `row` on, by the outputs from `first` to `end`.
-void runRows(const Problem& p, int64_t row, int64_t rows, int64_t tiles, int64_t first,
-             int64_t end) {
-  if (tiles == 0) {
-    return;
-  }
+// `tiles` of `rows` rows from `row` on, by the outputs of the panel from `o` on, `outputs` of them.
+void runRows(const Problem& p, int64_t row, int64_t rows, int64_t tiles, int64_t o, int64_t outputs,
+             const float* next) {
   const auto kernel = UpTo<kRows>::kernels[rows - 1];
-  for (auto o = first; o < end; o += kPanel) {
-    const auto at = row * p.outputs + o;
-    const Column column{p.source + row * p.inputs,
-                        p.weight + o * p.inputs,
-                        p.bias != nullptr ? p.bias + o : nullptr,
-                        p.addend != nullptr ? p.addend + at : nullptr,
-                        p.result + at,
-                        p.inputs,
-                        p.outputs,
-                        p.relu};
-    if (end - o < kPanel) {
-      multiplyLast(kernel, column, rows, tiles, end - o);
-    } else {
-      kernel(column, tiles);
-    }
+  const auto at = row * p.outputs + o;
+  const Column column{p.source + row * p.inputs,
+                      p.weight + o * p.inputs,
+                      p.bias != nullptr ? p.bias + o : nullptr,
+                      p.addend != nullptr ? p.addend + at : nullptr,
+                      p.result + at,
+                      p.inputs,
+                      p.outputs,
+                      next,
+                      p.relu};
+  if (outputs < kPanel) {
+    multiplyLast(kernel, column, rows, tiles, outputs);
+  } else {
+    kernel(column, tiles);
   }
 }
 
@@ -174,9 +179,14 @@ void runTask(const Problem& p, const Task& task) {
     // Panel by panel, so that the weights of each are read from memory once.
     const auto end = task.first_output + task.outputs;
     for (auto o = task.first_output; o < end; o += kPanel) {
-      const auto panel_end = end - o < kPanel ? end : o + kPanel;
-      runRows(p, row, size + 1, larger, o, panel_end);
-      runRows(p, row + larger * (size + 1), size, tiles - larger, o, panel_end);
+      const auto outputs = end - o < kPanel ? end - o : kPanel;
+      const bool more = block == 0 && o + kPanel < end;  // later blocks find them in a cache
+      const auto* next = more ? p.weight + (o + kPanel) * p.inputs : nullptr;
+      if (larger > 0) {
+        runRows(p, row, size + 1, larger, o, outputs, next);
+        next = nullptr;
+      }
+      runRows(p, row + larger * (size + 1), size, tiles - larger, o, outputs, next);
     }
   }
 }

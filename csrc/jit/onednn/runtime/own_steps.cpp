@@ -1,0 +1,434 @@
+#include "jit/onednn/runtime/own_steps.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "jit/onednn/runtime/channel_shuffle.h"
+#include "jit/onednn/runtime/concat_affine.h"
+#include "jit/onednn/runtime/linear.h"
+#include "jit/onednn/runtime/releasable_weights.h"
+
+namespace llga {
+namespace {
+
+using dnnl::graph::logical_tensor;
+using LayoutType = logical_tensor::layout_type;
+using Property = logical_tensor::property_type;
+
+class OwnSteps {
+ public:
+  explicit OwnSteps(PlanDraft& draft) : draft_(draft) {}
+
+  // A step for a convolution in small groups over channels-last images, by a kernel of our own.
+  // False for any other partition.
+  bool groupedConvolution(const Ops& ops) {
+    const auto kernel = slowGroupedConvolution(ops, draft_.lowered);
+    const auto& inputs = ops[0]->inputs();
+    const auto& data = inputs[0];
+    const auto& result = ops.back()->outputs()[0];
+    if (!kernel || !overChannelsLast(data, result)) {
+      return false;
+    }
+    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
+    if (!weight.isfinite().all().item<bool>()) {  // in the padding, the others make NaN of zeros
+      return false;
+    }
+    Plan::Step step;
+    step.inputs.emplace_back(*draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel->weightSizes(),
+                                              kernel->weightStrides(), Property::constant);
+    if (const auto releasable = findReleasable(weight)) {
+      releasable->pin();
+    }
+    auto packed = packWeight(weight.view(kernel->weightSizes()), packed_layout, Placement::aligned);
+    step.inputs.emplace_back(draft_.constantSlot(packed->data()), packed_layout);
+    draft_.plan->packed.push_back(std::move(packed));
+    const bool bias = inputs.size() == 3;
+    if (bias) {
+      step.inputs.emplace_back(draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
+                               draft_.inputLayout(inputs[2].id));
+    }
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
+                     kernel.run(static_cast<const float*>(from[0]),
+                                static_cast<const float*>(from[1]),
+                                bias ? static_cast<const float*>(from[2]) : nullptr,
+                                static_cast<float*>(to[0]));
+                   },
+                   "convolution", "llga_grouped:avx2"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // A step for a convolution, and maybe an addition and ReLU, over channels-last images by
+  // Winograd's algorithm. False for any other partition.
+  bool winograd(const Ops& ops) {
+    const auto found = winogradConvolution(ops, draft_.lowered);
+    const auto& inputs = ops[0]->inputs();
+    const auto& data = inputs[0];
+    const auto& result = ops.back()->outputs()[0];
+    if (!found || draft_.request.fpmath_mode != dnnl::fpmath_mode::strict ||
+        !overChannelsLast(data, result)) {
+      return false;
+    }
+    if (found->addend && (!draft_.knownSlot(*found->addend) ||
+                          !isChannelsLast(draft_.inputLayout(*found->addend), result))) {
+      return false;
+    }
+    constexpr double kLarge = 1e30;  // sums of a few such numbers are finite
+    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
+    if (findReleasable(weight) || !(weight.abs().max().item<double>() < kLarge)) {
+      return false;
+    }
+    const auto& kernel = found->kernel;
+    Plan::Step step;
+    auto bind = [&](const Slot& slot, const Layout& layout) {
+      step.inputs.emplace_back(slot, layout);
+      return step.inputs.size() - 1;
+    };
+    bind(*draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    auto transformed =
+        transformWeight(weight, kernel.weightSizes(), [&] { return kernel.transformed(weight); });
+    bind(draft_.constantSlot(transformed->data()), draft_.inputLayout(inputs[1].id));
+    draft_.plan->packed.push_back(std::move(transformed));
+    size_t bias = 0;
+    if (inputs.size() == 3) {
+      bias = bind(draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
+                  draft_.inputLayout(inputs[2].id));
+    }
+    size_t addend = 0;
+    if (found->addend) {
+      addend = bind(*draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
+      draft_.inplace[result.id] = *found->addend;
+    }
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel, weight, bias, addend](auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({data(0), data(1), weight.template const_data_ptr<float>(),
+                                 bias != 0 ? data(bias) : nullptr,
+                                 addend != 0 ? data(addend) : nullptr, static_cast<float*>(to[0])});
+                   },
+                   "convolution", fmt::format("llga_winograd:{}", kernel.isa())};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  static bool isChannelsLast(const Layout& layout, const Operand& like) {
+    return layout.get_layout_type() == LayoutType::strided &&
+           layout.get_strides() == channelsLastStrides(*like.sizes);
+  }
+
+  // The images are, and the result may be.
+  bool overChannelsLast(const Operand& data, const Operand& result) const {
+    const auto layout = draft_.outputLayout(result.id);
+    return isChannelsLast(draft_.inputLayout(data.id), data) &&
+           (layout.get_layout_type() == LayoutType::any || isChannelsLast(layout, result));
+  }
+
+  void addChannelsLastResult(Plan::Step& step, const Operand& result) {
+    const auto layout =
+        strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes));
+    draft_.layouts.insert_or_assign(result.id, layout);
+    step.outputs.emplace_back(draft_.resultSlot(result.id, layout), layout);
+  }
+
+  // A step for a linear layer. False for any other partition.
+  bool linear(const Ops& ops) {
+    const auto found = llga::linear(ops, draft_.lowered);
+    if (!found || !draft_.knownSlot(found->data.id) ||
+        !isContiguous(draft_.inputLayout(found->data.id)) ||
+        (found->addend && (!draft_.knownSlot(*found->addend) ||
+                           !isContiguous(draft_.inputLayout(*found->addend))))) {
+      return false;
+    }
+    const auto& result = found->result;
+    const auto wanted = draft_.outputLayout(result.id);
+    if (wanted.get_layout_type() != LayoutType::any && !isContiguous(wanted)) {
+      return false;
+    }
+    Plan::Step step;
+    auto bind = [&](const Slot& slot, const Layout& layout) {
+      step.inputs.emplace_back(slot, layout);
+      return step.inputs.size() - 1;
+    };
+    bind(*draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    const auto weight = draft_.constantTensor(found->weight.id);
+    const auto inputs = weight.size(0);
+    const auto outputs = weight.size(1);
+    const bool row = found->rows == 1;
+    const Linear kernel{found->rows, inputs, outputs, found->rectifier == Rectifier::relu};
+    if (row) {
+      if (!weight.t().is_contiguous()) {
+        return false;
+      }
+      bind(draft_.keep(weight),
+           strided(found->weight.id, at::kFloat, {inputs, outputs}, {1, inputs},
+                   /*constant=*/true));
+    } else {
+      if (findReleasable(weight)) {
+        return false;
+      }
+      auto panels =
+          transformWeight(weight, kernel.weightSizes(), [&] { return kernel.panels(weight); });
+      bind(draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
+      draft_.plan->packed.push_back(std::move(panels));
+    }
+    size_t bias = 0;
+    if (found->bias) {
+      const auto tensor = draft_.constantTensor(found->bias->id).contiguous();
+      bias = bind(draft_.keep(tensor), strided(found->bias->id, at::kFloat, tensor.sizes().vec(),
+                                               tensor.strides().vec(), /*constant=*/true));
+    }
+    size_t addend = 0;
+    if (found->addend) {
+      addend = bind(*draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
+      draft_.inplace[result.id] = *found->addend;
+    }
+    const auto layout = strided(result.id, at::kFloat, *result.sizes,
+                                c10::TensorType::contiguousStridesOf(*result.sizes));
+    draft_.layouts.insert_or_assign(result.id, layout);
+    step.outputs.emplace_back(draft_.resultSlot(result.id, layout), layout);
+    step.kernel = {[kernel, row, bias, addend, rectifier = found->rectifier](auto from, auto to) {
+                     auto data = [&](size_t i) {
+                       return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
+                     };
+                     const auto* source = static_cast<const float*>(from[0]);
+                     auto* result = static_cast<float*>(to[0]);
+                     if (row) {
+                       gemv(data(1), data(bias), kernel.outputs, kernel.inputs, source, result,
+                            rectifier);
+                     } else {
+                       kernel.run({source, data(1), data(bias), data(addend), result});
+                     }
+                   },
+                   "matmul", row ? "llga_gemv:avx2" : "llga_gemm:avx2"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  static bool isContiguous(const Layout& layout) {
+    return layout.get_layout_type() == LayoutType::strided &&
+           layout.get_strides() == c10::TensorType::contiguousStridesOf(layout.get_dims());
+  }
+
+  // A step for an activation apart. False if the partition is none.
+  bool activation(const Ops& ops) {
+    const auto* applied = draft_.appliedTo(ops.front()->inputs()[0].id);
+    if (applied == nullptr || applied->ops != ops) {
+      return false;
+    }
+    addActivation(*applied, draft_.layouts.at(applied->from));
+    if (const auto pair = draft_.inplace.find(applied->from); pair != draft_.inplace.end()) {
+      draft_.inplace.insert_or_assign(applied->to, pair->second);
+    }
+    return true;
+  }
+
+  // One step for a group that is an activation. False if the group is anything else, or its result
+  // is to have another layout than its data.
+  bool wholeActivation() {
+    const auto applied = loneActivation(draft_.lowered, draft_.group_outputs);
+    if (!applied || draft_.group_inputs.count(applied->from) == 0) {
+      return false;
+    }
+    const auto from = draft_.inputLayout(applied->from);
+    const auto wanted = draft_.outputLayout(applied->to);
+    const auto count = static_cast<size_t>(c10::multiply_integers(from.get_dims()));
+    if (from.get_mem_size() != count * sizeof(float) ||
+        (wanted.get_layout_type() != LayoutType::any &&
+         wanted.get_strides() != from.get_strides())) {
+      return false;
+    }
+    addActivation(*applied, from);
+    draft_.inplace.insert_or_assign(applied->to, applied->from);
+    return true;
+  }
+
+  void addActivation(const ActivationApart& applied, const Layout& from) {
+    const auto to = withId(from, applied.to);
+    const auto count = static_cast<int64_t>(from.get_mem_size() / sizeof(float));
+    Plan::Step step;
+    step.inputs.emplace_back(*draft_.knownSlot(applied.from), from);
+    draft_.layouts.insert_or_assign(applied.to, to);
+    step.outputs.emplace_back(draft_.resultSlot(applied.to, to), to);
+    step.kernel = {[kind = applied.activation, count](auto data, auto result) {
+                     activate(kind, static_cast<const float*>(data[0]),
+                              static_cast<float*>(result[0]), count);
+                   },
+                   "eltwise", "llga_activation:avx2"};
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images: one step, by a
+  // kernel of our own. False if the group or its data is anything else.
+  bool concatAffine() {
+    const auto& ops = draft_.lowered.ops;
+    const bool relu = ops.size() == 3 && ops[2].kind() == OpKind::ReLU;
+    if (!ownKernels() || ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
+        ops[1].kind() != OpKind::BatchNormInference ||
+        ops[1].inputs()[0].id != ops[0].outputs()[0].id ||
+        (relu && ops[2].inputs()[0].id != ops[1].outputs()[0].id)) {
+      return false;
+    }
+    const auto& result = ops.back().outputs()[0];
+    const auto strides = channelsLastStrides(*result.sizes);
+    if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
+        strides.empty() || ops[0].get_attr<int64_t>(Attr::axis) != 1 ||
+        (result.dtype != at::kFloat && result.dtype != at::kBFloat16)) {
+      return false;
+    }
+    Plan::Step step;
+    ConcatAffine kernel{result.dtype, 1, {}, {}, {}, relu ? 0.F : -HUGE_VALF};
+    for (const auto& part : ops[0].inputs()) {
+      const auto input = draft_.group_inputs.find(part.id);
+      if (input == draft_.group_inputs.end() || part.dtype != result.dtype ||
+          draft_.request.input_strides[input->second] != channelsLastStrides(*part.sizes)) {
+        return false;
+      }
+      kernel.channels.push_back((*part.sizes)[1]);
+      step.inputs.emplace_back(Slot{Slot::Kind::input, input->second}, draft_.inputLayout(part.id));
+    }
+    const auto outer = draft_.outputLayout(result.id);
+    if (outer.get_layout_type() != LayoutType::any && outer.get_strides() != strides) {
+      return false;
+    }
+    if (!scaleAndShift(ops[1], kernel)) {
+      return false;
+    }
+    kernel.pixels = c10::multiply_integers(*result.sizes) / (*result.sizes)[1];
+
+    const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
+    draft_.layouts.insert_or_assign(result.id, layout);
+    step.outputs.emplace_back(draft_.resultSlot(result.id, layout), layout);
+    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
+                   "concat", "llga_affine"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // One step for a group that is a channel shuffle.
+  void channelShuffle(const Shuffle& shuffle) {
+    Plan::Step step;
+    std::vector<int64_t> parts;
+    std::vector<int64_t> chunks;
+    auto layoutOf = [&](const Value* value, std::vector<int64_t>& channels) {
+      const auto facts = draft_.request.facts->tensor(value);
+      const auto& sizes = facts.sizes.value();
+      channels.push_back(sizes[1]);
+      return strided(value->unique(), facts.dtype.value(), sizes, channelsLastStrides(sizes));
+    };
+    for (const auto* part : shuffle.parts) {
+      const auto index = draft_.group_inputs.at(part->unique());
+      const auto layout = layoutOf(part, parts);
+      if (draft_.request.input_strides[index] != layout.get_strides()) {
+        throw CompileError{"a channel shuffle of data that is not channels last"};
+      }
+      step.inputs.emplace_back(Slot{Slot::Kind::input, index}, layout);
+    }
+    for (const auto* chunk : shuffle.chunks) {
+      const auto index = draft_.group_outputs.at(chunk->unique());
+      if (!draft_.request.any_layout[index]) {
+        throw CompileError{"a channel shuffle whose result is read outside of groups"};
+      }
+      const auto layout = layoutOf(chunk, chunks);
+      draft_.layouts.insert_or_assign(chunk->unique(), layout);
+      step.outputs.emplace_back(Slot{Slot::Kind::output, index}, layout);
+    }
+    step.kernel = {[kernel = ChannelShuffle(std::move(parts), std::move(chunks), shuffle.groups,
+                                            shuffle.pixels, shuffle.item)](auto from, auto to) {
+                     kernel.run(from, to);
+                   },
+                   "shuffle", "llga_shuffle"};
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
+  // own. False if the group or its data is anything else.
+  bool squeezeExcitation() {
+    const auto found = excitation(draft_.lowered);
+    if (!found || draft_.group_outputs.size() != 1 ||
+        draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
+        !overChannelsLast(found->data, found->result)) {
+      return false;
+    }
+    Plan::Step step;
+    step.inputs.emplace_back(*draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    auto bind = [&](const OpSpec& convolution, size_t input) {
+      if (input >= convolution.inputs().size()) {
+        return size_t{0};  // no bias
+      }
+      const auto& parameter = convolution.inputs()[input];
+      const auto tensor = draft_.constantTensor(parameter.id).contiguous();
+      step.inputs.emplace_back(draft_.keep(tensor),
+                               strided(parameter.id, at::kFloat, *parameter.sizes,
+                                       tensor.strides().vec(), /*constant=*/true));
+      return step.inputs.size() - 1;
+    };
+    bind(*found->squeeze, 1);
+    bind(*found->excite, 1);
+    const auto squeeze_bias = bind(*found->squeeze, 2);
+    const auto excite_bias = bind(*found->excite, 2);
+    addChannelsLastResult(step, found->result);
+    draft_.inplace[found->result.id] = found->data.id;
+    draft_.overwrites_what_it_reads = true;
+    step.kernel = {
+        [kernel = found->kernel, squeeze_bias, excite_bias](auto from, auto to) {
+          auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+          kernel.run({data(0), data(1), squeeze_bias != 0 ? data(squeeze_bias) : nullptr, data(2),
+                      excite_bias != 0 ? data(excite_bias) : nullptr, static_cast<float*>(to[0])});
+        },
+        "excitation", "llga_excitation"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // What the batch norm does to each channel; false if its parameters are no constants.
+  bool scaleAndShift(const OpSpec& norm, ConcatAffine& kernel) const {
+    std::vector<at::Tensor> parameters;  // weight, bias, mean, variance
+    for (size_t i = 1; i <= 4; ++i) {
+      const auto id = norm.inputs()[i].id;
+      if (!draft_.lowered.operands.at(id).constant) {
+        return false;
+      }
+      parameters.push_back(draft_.constantTensor(id).to(at::kFloat));
+    }
+    auto numbers = [](const at::Tensor& tensor) {
+      const auto dense = tensor.contiguous();
+      const auto* data = dense.const_data_ptr<float>();
+      return std::vector<float>(data, data + dense.numel());
+    };
+    const auto scale = parameters[0] / (parameters[3] + norm.get_attr<float>(Attr::epsilon)).sqrt();
+    kernel.scale = numbers(scale);
+    kernel.shift = numbers(parameters[1] - parameters[2] * scale);
+    return true;
+  }
+
+ private:
+  PlanDraft& draft_;
+};
+
+}  // namespace
+
+bool addShuffle(PlanDraft& draft) {
+  const auto found = findShuffle(*draft.request.subgraph, *draft.request.facts);
+  if (found) {
+    OwnSteps(draft).channelShuffle(*found);
+  }
+  return found.has_value();
+}
+
+bool addOwnGroup(PlanDraft& draft) {
+  OwnSteps steps(draft);
+  return steps.concatAffine() || steps.squeezeExcitation() || steps.wholeActivation();
+}
+
+bool addOwnStep(PlanDraft& draft, const Ops& partition) {
+  OwnSteps steps(draft);
+  return steps.groupedConvolution(partition) || steps.winograd(partition) ||
+         steps.linear(partition) || steps.activation(partition);
+}
+
+}  // namespace llga

@@ -1,0 +1,25 @@
+// Steps of a plan that run a kernel of our own in the place of a compiled partition.
+//
+// own_kernels.h decides by what is computed; here by the layouts of the data too, and the kernel's
+// arguments are bound. Nothing is added to the draft where the answer is no. Set-up code: slow, may
+// throw CompileError or PackError; by one thread per draft.
+#pragma once
+
+#include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/runtime/plan_draft.h"
+
+namespace llga {
+
+// One step for a whole group that is a channel shuffle, which no ops of oneDNN stand for: before
+// the group is lowered.
+bool addShuffle(PlanDraft& draft);
+
+// One step for a whole group: a concatenation and a batch norm, a squeeze and excitation, or an
+// activation alone.
+bool addOwnGroup(PlanDraft& draft);
+
+// A step for the ops of one partition: a convolution in small groups or by Winograd's algorithm, a
+// linear layer, or an activation apart.
+bool addOwnStep(PlanDraft& draft, const Ops& partition);
+
+}  // namespace llga
