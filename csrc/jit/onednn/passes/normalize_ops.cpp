@@ -330,8 +330,8 @@ class TanhGelu {
     if (known->isInt() || known->isDouble()) {
       return known->toScalar().toDouble();
     }
-    if (known->isTensor() && known->toTensor().dim() == 0 &&
-        known->toTensor().scalar_type() != at::kComplexDouble && known->toTensor().is_cpu()) {
+    if (known->isTensor() && known->toTensor().dim() == 0 && !known->toTensor().is_complex() &&
+        known->toTensor().is_cpu()) {
       return known->toTensor().item().toDouble();
     }
     return std::nullopt;

@@ -223,7 +223,7 @@ std::vector<ActivationApart> activationsApart(
 
 std::optional<ActivationApart> loneActivation(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs) {
-  if (!ownAvx2Kernels()) {
+  if (!ownAvx2Kernels() || graph.ops.empty()) {
     return std::nullopt;
   }
   const auto readers = readersOf(graph);
