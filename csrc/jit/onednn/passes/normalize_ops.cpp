@@ -282,7 +282,7 @@ class TanhGelu {
     leaves(tanh->input(0), kDepth, candidates);
     for (auto* x : candidates) {
       const auto inner = polynomial(tanh->input(0), x, kDepth);
-      if (!inner || !isNear(*inner, {0, kScale, 0, kScale * kCubic}) || !holdsFloats(x, kDepth)) {
+      if (!isNear(inner, {0, kScale, 0, kScale * kCubic}) || !holdsFloats(x, kDepth)) {
         continue;
       }
       auto* sum = onlyReader(tanh->output());
