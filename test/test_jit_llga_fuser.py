@@ -1783,6 +1783,9 @@ GROUPED = {
     "of_8": Grouped((2, 128, 7, 17), 16),
     "of_8_strided": Grouped((1, 128, 14, 9), 16, stride=2, kernel=5, padding=2),
     "of_8_few_large": Grouped((1, 40, 6, 57), 5, bias=False),
+    "of_8_small": Grouped((3, 104, 7, 7), 13),
+    "of_8_one_tile": Grouped((1, 24, 5, 14), 3),
+    "of_8_strided_tiles": Grouped((1, 24, 9, 30), 3, stride=(1, 2), dilation=2, padding=2),
     "of_16": Grouped((1, 128, 7, 7), 8),
 }
 
@@ -1807,12 +1810,7 @@ def test_grouped_convolution(case: str, relu: bool) -> None:
         for _ in range(4):
             script(x)
     packed = llga_fuser.cache_info().packed_bytes - others
-    own = case in {"of_4", "of_4_strided", "of_4_in_rows", "of_4_dilated", "of_4_mostly_padding"}
-    own = (
-        own
-        or case in {"of_8", "of_8_strided"}
-        or (case == "of_8_few_large" and onednn_version() < (3, 7))
-    )
+    own = case not in {"of_4_odd_number", "of_4_stride_3", "of_16"}
     # oneDNN's weights of grouped convolutions are not packed.
     assert (packed > 0) == (own and has_avx2_kernels())
 

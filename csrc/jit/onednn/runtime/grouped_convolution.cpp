@@ -10,8 +10,11 @@
 namespace llga {
 namespace {
 
-constexpr int64_t kWidth = 8;   // channels of a block: one vector of AVX2
-constexpr int kMostPixels = 8;  // whose sums leave registers for the rest
+constexpr int64_t kWidth = 8;  // channels of a block: one vector of AVX2
+
+// Whose sums leave registers for the rest: weights of four inputs and a pixel's numbers, or a
+// weight and a number.
+constexpr int mostPixels(bool paired) { return paired ? 8 : 14; }
 
 // Some pixels of one row of the result, one block of channels.
 struct Tile {
@@ -30,7 +33,7 @@ template <bool kPaired, int kStride, int kPixels>
 [[gnu::target("avx2,fma")]] void compute(const GroupedConvolution& c, const Tile& tile) {
   const auto bias = tile.bias != nullptr ? _mm256_loadu_ps(tile.bias) : _mm256_setzero_ps();
   __m256 sums[kPixels];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (auto& sum : sums) {
     sum = bias;
   }
@@ -43,7 +46,7 @@ template <bool kPaired, int kStride, int kPixels>
         const __m256 factors[4] = {_mm256_loadu_ps(weight), _mm256_loadu_ps(weight + 8),
                                    _mm256_loadu_ps(weight + 16), _mm256_loadu_ps(weight + 24)};
         weight += 4 * kWidth;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int64_t p = 0; p < kPixels; ++p) {
           const auto both = _mm256_loadu_ps(source + p * kStride * kWidth);
           sums[p] = _mm256_fmadd_ps(_mm256_permute_ps(both, 0x00), factors[0], sums[p]);
@@ -55,7 +58,7 @@ template <bool kPaired, int kStride, int kPixels>
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kWidth; ++i, weight += kWidth) {
           const auto factors = _mm256_loadu_ps(weight);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
           for (int64_t p = 0; p < kPixels; ++p) {
             const auto number = _mm256_broadcast_ss(source + p * kStride * kWidth + i);
             sums[p] = _mm256_fmadd_ps(number, factors, sums[p]);
@@ -64,7 +67,7 @@ template <bool kPaired, int kStride, int kPixels>
       }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int64_t p = 0; p < kPixels; ++p) {
     // In this order NaN stays NaN.
     const auto sum = c.relu ? _mm256_max_ps(_mm256_setzero_ps(), sums[p]) : sums[p];
@@ -79,14 +82,11 @@ const Kernel* kernelsFor(std::integer_sequence<int, kPixels...>) {
   return kernels.data();
 }
 
-// For 1 to kMostPixels pixels.
-const Kernel* kernelsFor(const GroupedConvolution& convolution) {
-  constexpr std::make_integer_sequence<int, kMostPixels> pixels;
-  const bool paired = convolution.channels == 4;
-  if (convolution.stride[1] == 1) {
-    return paired ? kernelsFor<true, 1>(pixels) : kernelsFor<false, 1>(pixels);
-  }
-  return paired ? kernelsFor<true, 2>(pixels) : kernelsFor<false, 2>(pixels);
+// For 1 to mostPixels() pixels.
+template <bool kPaired>
+const Kernel* kernelsFor(int64_t stride) {
+  constexpr std::make_integer_sequence<int, mostPixels(kPaired)> pixels;
+  return stride == 1 ? kernelsFor<kPaired, 1>(pixels) : kernelsFor<kPaired, 2>(pixels);
 }
 
 // Rows of an image, each block's channels together: what one block reads then lies close together,
@@ -144,13 +144,15 @@ void GroupedConvolution::run(const float* source, const float* weight, const flo
   constexpr int64_t kRows = 4;          // of the result at once
   constexpr int64_t kBlocks = 8;        // of channels at once
   constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
-  const auto* kernels = kernelsFor(*this);
+  const bool paired = channels == 4;
+  const auto* kernels = paired ? kernelsFor<true>(stride[1]) : kernelsFor<false>(stride[1]);
   const auto all = groups * channels;
   const auto blocks = all / kWidth;
   const auto weight_block = kernel[0] * kernel[1] * channels * kWidth;
   const auto block_tasks = (blocks + kBlocks - 1) / kBlocks;
   const auto row_tasks = (result_size[0] + kRows - 1) / kRows;
-  const auto tiles = (result_size[1] + kMostPixels - 1) / kMostPixels;
+  const auto most = mostPixels(paired);
+  const auto tiles = (result_size[1] + most - 1) / most;
 
   const auto task = [&](int64_t index, std::vector<float>& copy) {
     const auto first = index % block_tasks * kBlocks;

@@ -115,14 +115,6 @@ bool isSet(const OpSpec& op, Attr flag) {
 
 std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
 
-// Groups of 4 channels take its gemm. With groups of 8, pixels that are a multiple of 512 bytes
-// apart share few sets of the cache, and 3.2 is slow on all large images.
-bool isSlowInOneDnn(const GroupedConvolution& kernel) {
-  static const bool old = dnnl_version()->minor < 7;
-  return kernel.channels == 4 || kernel.groups * kernel.channels % 128 == 0 ||
-         (old && kernel.size[1] >= 56);
-}
-
 // Takes the ops of a graph one after the other, each a reader of the one before.
 class Chain {
  public:
@@ -233,8 +225,7 @@ std::optional<ActivationApart> loneActivation(
   return lone ? std::move(applied) : std::nullopt;
 }
 
-std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops,
-                                                         const LoweredGraph& graph) {
+std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const LoweredGraph& graph) {
   const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
   if (!ownAvx2Kernels() || ops.size() != (relu ? 2 : 1) || !isImageConvolution(*ops[0], graph)) {
     return std::nullopt;
@@ -256,7 +247,7 @@ std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops,
                                   groups,
                                   (*data.sizes)[1] / groups,
                                   relu};
-  return isSlowInOneDnn(kernel) && kernel.isSupported() ? std::optional(kernel) : std::nullopt;
+  return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
 }
 
 std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph) {

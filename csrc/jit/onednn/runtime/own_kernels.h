@@ -46,9 +46,9 @@ std::vector<ActivationApart> activationsApart(
 std::optional<ActivationApart> loneActivation(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs);
 
-// A convolution in small groups, and maybe ReLU, where oneDNN is slow; nothing for other
-// partitions. The images have to be channels last.
-std::optional<GroupedConvolution> slowGroupedConvolution(const Ops& ops, const LoweredGraph& graph);
+// A convolution in small groups, and maybe ReLU; nothing for other partitions. The images have to
+// be channels last.
+std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const LoweredGraph& graph);
 
 struct AddedConvolution {
   WinogradConvolution kernel;

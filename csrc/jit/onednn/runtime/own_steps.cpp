@@ -25,7 +25,7 @@ class OwnSteps {
   // A step for a convolution in small groups over channels-last images, by a kernel of our own.
   // False for any other partition.
   bool groupedConvolution(const Ops& ops) {
-    const auto kernel = slowGroupedConvolution(ops, draft_.lowered);
+    const auto kernel = llga::groupedConvolution(ops, draft_.lowered);
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
