@@ -338,6 +338,7 @@ class BlockPartitioner {
     return parts;
   }
 
+  // True if partitions have to be asked for again.
   bool redoSplitNodes(const std::vector<Part>& parts) {
     std::unordered_map<const Node*, std::unordered_set<size_t>> where;
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -345,22 +346,25 @@ class BlockPartitioner {
         where[node].insert(i);
       }
     }
-    bool dropped = false;
+    bool again = false;
     for (auto* node : block_->nodes()) {
       const auto it = where.find(node);
-      if (it == where.end() || it->second.size() == 1 || isAloneIn(node, it->second, parts)) {
+      if (it == where.end() || it->second.size() == 1) {
         continue;
       }
-      if (candidates_.at(node).entry->parts == Parts::several && addEnd(node->output())) {
-        dropped = true;  // maybe alone then
-      } else {
-        refuse(node, fmt::format("{}: its oneDNN ops end up in {} partitions", qualifiedName(node),
-                                 it->second.size()));
-        candidates_.erase(node);
-        dropped = true;
+      const bool several = candidates_.at(node).entry->parts == Parts::several;
+      if (several && isAloneIn(node, it->second, parts)) {
+        continue;
       }
+      again = true;
+      if (several && addEnd(node->output())) {
+        continue;  // maybe alone then
+      }
+      refuse(node, fmt::format("{}: its oneDNN ops end up in {} partitions", qualifiedName(node),
+                               it->second.size()));
+      candidates_.erase(node);
     }
-    return dropped;
+    return again;
   }
 
   // False if partitions end there already.
@@ -372,15 +376,14 @@ class BlockPartitioner {
     return true;
   }
 
-  // If several partitions are worth it to the node.
-  bool isAloneIn(Node* node, const std::unordered_set<size_t>& where,
-                 const std::vector<Part>& parts) const {
-    return candidates_.at(node).entry->parts == Parts::several &&
-           std::all_of(where.begin(), where.end(), [&](size_t i) {
-             const auto& nodes = parts[i].nodes;
-             return parts[i].supported && std::all_of(nodes.begin(), nodes.end(),
-                                                      [&](const Node* n) { return n == node; });
-           });
+  // And oneDNN supports them all.
+  static bool isAloneIn(const Node* node, const std::unordered_set<size_t>& where,
+                        const std::vector<Part>& parts) {
+    return std::all_of(where.begin(), where.end(), [&](size_t i) {
+      const auto& nodes = parts[i].nodes;
+      return parts[i].supported &&
+             std::all_of(nodes.begin(), nodes.end(), [&](const Node* n) { return n == node; });
+    });
   }
 
   // oneDNN has patterns for whole stages of a ResNet. It computes their float32 convolutions one by

@@ -310,8 +310,7 @@ class PlanCompiler {
       if (isOpaque(layout)) {  // not on CPU, by all of its releases that this was tried with
         throw CompileError{"oneDNN chose an opaque layout for a result"};
       }
-      draft_.layouts.insert_or_assign(id, layout);
-      step.outputs.emplace_back(draft_.resultSlot(id, layout), layout);
+      draft_.addResult(step, layout);
     }
     for (const auto& [input, output] : step.compiled.get_inplace_ports()) {
       draft_.inplace[output] = input;

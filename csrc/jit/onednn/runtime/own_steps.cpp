@@ -123,16 +123,13 @@ class OwnSteps {
 
   // The images are, and the result may be.
   bool overChannelsLast(const Operand& data, const Operand& result) const {
-    const auto layout = draft_.outputLayout(result.id);
     return isChannelsLast(draft_.inputLayout(data.id), data) &&
-           (layout.get_layout_type() == LayoutType::any || isChannelsLast(layout, result));
+           draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
   }
 
   void addChannelsLastResult(Plan::Step& step, const Operand& result) {
-    const auto layout =
-        strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes));
-    draft_.layouts.insert_or_assign(result.id, layout);
-    step.outputs.emplace_back(draft_.resultSlot(result.id, layout), layout);
+    draft_.addResult(
+        step, strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes)));
   }
 
   // A step for a linear layer. False for any other partition.
@@ -145,8 +142,8 @@ class OwnSteps {
       return false;
     }
     const auto& result = found->result;
-    const auto wanted = draft_.outputLayout(result.id);
-    if (wanted.get_layout_type() != LayoutType::any && !isContiguous(wanted)) {
+    const auto strides = c10::TensorType::contiguousStridesOf(*result.sizes);
+    if (!draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
     Plan::Step step;
@@ -187,10 +184,7 @@ class OwnSteps {
       addend = bind(*draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
       draft_.inplace[result.id] = *found->addend;
     }
-    const auto layout = strided(result.id, at::kFloat, *result.sizes,
-                                c10::TensorType::contiguousStridesOf(*result.sizes));
-    draft_.layouts.insert_or_assign(result.id, layout);
-    step.outputs.emplace_back(draft_.resultSlot(result.id, layout), layout);
+    draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, strides));
     step.kernel = {[kernel, row, bias, addend, rectifier = found->rectifier](auto from, auto to) {
                      auto data = [&](size_t i) {
                        return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
@@ -235,11 +229,9 @@ class OwnSteps {
       return false;
     }
     const auto from = draft_.inputLayout(applied->from);
-    const auto wanted = draft_.outputLayout(applied->to);
     const auto count = static_cast<size_t>(c10::multiply_integers(from.get_dims()));
     if (from.get_mem_size() != count * sizeof(float) ||
-        (wanted.get_layout_type() != LayoutType::any &&
-         wanted.get_strides() != from.get_strides())) {
+        !draft_.mayHaveStrides(applied->to, from.get_strides())) {
       return false;
     }
     addActivation(*applied, from);
@@ -248,12 +240,10 @@ class OwnSteps {
   }
 
   void addActivation(const ActivationApart& applied, const Layout& from) {
-    const auto to = withId(from, applied.to);
     const auto count = static_cast<int64_t>(from.get_mem_size() / sizeof(float));
     Plan::Step step;
     step.inputs.emplace_back(*draft_.knownSlot(applied.from), from);
-    draft_.layouts.insert_or_assign(applied.to, to);
-    step.outputs.emplace_back(draft_.resultSlot(applied.to, to), to);
+    draft_.addResult(step, withId(from, applied.to));
     step.kernel = {[kind = applied.activation, count](auto data, auto result) {
                      activate(kind, static_cast<const float*>(data[0]),
                               static_cast<float*>(result[0]), count);
@@ -291,18 +281,12 @@ class OwnSteps {
       kernel.channels.push_back((*part.sizes)[1]);
       step.inputs.emplace_back(Slot{Slot::Kind::input, input->second}, draft_.inputLayout(part.id));
     }
-    const auto outer = draft_.outputLayout(result.id);
-    if (outer.get_layout_type() != LayoutType::any && outer.get_strides() != strides) {
-      return false;
-    }
-    if (!scaleAndShift(ops[1], kernel)) {
+    if (!draft_.mayHaveStrides(result.id, strides) || !scaleAndShift(ops[1], kernel)) {
       return false;
     }
     kernel.pixels = c10::multiply_integers(*result.sizes) / (*result.sizes)[1];
 
-    const auto layout = strided(result.id, result.dtype, *result.sizes, strides);
-    draft_.layouts.insert_or_assign(result.id, layout);
-    step.outputs.emplace_back(draft_.resultSlot(result.id, layout), layout);
+    addChannelsLastResult(step, result);
     step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
                    "concat", "llga_affine"};
     draft_.plan->steps.push_back(std::move(step));

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -132,7 +131,13 @@ Layout PlanDraft::outputLayout(size_t id) const {
   return strided(id, operand.dtype, *operand.sizes, facts.strides.value());
 }
 
-Slot PlanDraft::resultSlot(size_t id, const Layout& layout) {
+bool PlanDraft::mayHaveStrides(size_t id, const Shape& strides) const {
+  const auto wanted = outputLayout(id);
+  return wanted.get_layout_type() == LayoutType::any || wanted.get_strides() == strides;
+}
+
+void PlanDraft::addResult(Plan::Step& step, const Layout& layout) {
+  const auto id = layout.get_id();
   const auto* applied = appliedTo(id);
   const auto it = group_outputs.find(applied != nullptr ? applied->to : id);
   Slot slot{Slot::Kind::output, 0};
@@ -143,7 +148,8 @@ Slot PlanDraft::resultSlot(size_t id, const Layout& layout) {
     plan->temporary_bytes.push_back(layout.get_mem_size());
   }
   slots.insert_or_assign(id, slot);
-  return slot;
+  layouts.insert_or_assign(id, layout);
+  step.outputs.emplace_back(slot, layout);
 }
 
 void PlanDraft::describeOutput(size_t index) {

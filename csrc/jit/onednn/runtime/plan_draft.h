@@ -34,8 +34,11 @@ struct PlanDraft {
   // --- what a step computes -----------------------------------------------------------------
   // That it has to have, or that oneDNN may choose.
   Layout outputLayout(size_t id) const;
-  // Where it goes: to an output of the group, or to memory of the plan's own.
-  Slot resultSlot(size_t id, const Layout& layout);
+  // Whether it may have these strides.
+  bool mayHaveStrides(size_t id, const Shape& strides) const;
+  // Adds what is computed in this layout, and where it goes: to an output of the group, or to
+  // memory of the plan's own.
+  void addResult(Plan::Step& step, const Layout& layout);
   // What is applied in place to this value; nullptr if nothing is.
   const ActivationApart* appliedTo(size_t id) const;
 
