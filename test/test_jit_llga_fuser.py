@@ -1094,6 +1094,112 @@ def test_sdpa(case: Case, mode: str) -> None:
     case.run(mode)
 
 
+class Attention(NamedTuple):
+    """Sizes of one attention, and how it is written down."""
+
+    batch: int = 1
+    heads: int = 2
+    queries: int = 40
+    keys: int = 40
+    size: int = 16
+    value_size: int | None = None
+    key_heads: int | None = None
+    options: str = ""
+    mask: Callable[[int, int], Tensor] | None = None
+    own: bool = True
+
+
+def lower(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril()
+
+
+def some_rows(queries: int, keys: int) -> Tensor:
+    """Of few keys each, and one of none."""
+    mask = (torch.arange(keys) % 7 == 3).repeat(queries, 1)
+    mask[queries // 2] = False
+    return mask
+
+
+ATTENTION = {
+    "odd": Attention(queries=13, keys=37, size=9),
+    "wide": Attention(2, 3, 197, 197, 64),
+    "blocks_of_keys": Attention(queries=70, keys=1100, size=24),
+    "blocks_and_mask": Attention(queries=70, keys=1030, options="attn_mask=m", mask=lower),
+    "one_query": Attention(2, 4, 1, 77, 32, 41),
+    "one_query_and_mask": Attention(2, 4, 1, 77, 32, options="attn_mask=m", mask=some_rows),
+    "one_query_causal": Attention(queries=1, options="is_causal=True"),
+    "two_queries": Attention(2, 4, 2, 77, 32),
+    "few_keys": Attention(keys=8, size=3),
+    "fewer_keys": Attention(keys=7),
+    "fewer_keys_and_mask": Attention(keys=5, options="attn_mask=m", mask=lower),
+    "one_key": Attention(keys=1, queries=1),
+    "other_values": Attention(value_size=40),
+    "scale": Attention(options="scale=0.3"),
+    "lower": Attention(queries=130, keys=130, options="attn_mask=m", mask=lower),
+    "lower_and_more_keys": Attention(keys=60, options="attn_mask=m", mask=lower),
+    "rows": Attention(keys=50, options="attn_mask=m", mask=some_rows),
+    "head_mask": Attention(
+        3, options="attn_mask=m", mask=lambda q, k: torch.rand(3, 1, 1, k) > 0.5
+    ),
+    "batch_mask": Attention(
+        3, options="attn_mask=m", mask=lambda q, k: torch.rand(3, 2, q, k) > 0.5
+    ),
+    "expanded_mask": Attention(
+        3, options="attn_mask=m.expand(3, 2, 40, 40)", mask=lambda q, k: torch.rand(3, 1, q, k)
+    ),
+    "float_mask": Attention(keys=45, options="attn_mask=m", mask=lambda q, k: torch.randn(2, q, k)),
+    "mask_of_a_column": Attention(
+        options="attn_mask=m", mask=lambda q, k: torch.randn(q, 1), own=False
+    ),
+    "causal": Attention(queries=100, keys=100, options="is_causal=True"),
+    "causal_and_more_keys": Attention(keys=90, options="is_causal=True"),
+    "causal_and_fewer_keys": Attention(queries=90, keys=20, options="is_causal=True"),
+    "grouped": Attention(2, 8, key_heads=2, options="enable_gqa=True"),
+    "large": Attention(1, 1, 300, 300, options="scale=40.0"),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_by_own_kernel(case: str) -> None:
+    """Of heads that lie side by side, as one linear layer computes them: none is copied."""
+    c = ATTENTION[case]
+    code = f"F.scaled_dot_product_attention({{}}, {c.options})"
+    split = [f"{name}.transpose(1, 2)" for name in "qkv"]
+    m = net(code.format(", ".join(split)), "q, k, v, m").eval()
+    key_heads = c.key_heads or c.heads
+    size = c.value_size or c.size
+    q = torch.randn(c.batch, c.queries, c.heads, 3 * c.size)[..., : c.size]
+    k, v = torch.randn(c.batch, c.keys, key_heads, c.size + size).split([c.size, size], -1)
+    mask = c.mask(c.queries, c.keys) if c.mask else torch.zeros(1)
+    with torch.no_grad():
+        script = to_script(m, [q, k, v, mask])
+        before = llga_fuser.cache_info().fallbacks
+        for _ in range(3):
+            assert_same(script(q, k, v, mask), m(q, k, v, mask))
+    own = c.own and has_avx2_kernels()
+    assert ("llga_attention:avx2" in kernels_of(m, q, k, v, mask)) == own
+    assert llga_fuser.cache_info().fallbacks == before or not own
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("keys", [70, 5])
+@pytest.mark.parametrize("options", ["", "attn_mask=m", "is_causal=True"])
+def test_attention_with_special_values(options: str, keys: int, value: float) -> None:
+    m = net(f"F.scaled_dot_product_attention(q, k, v, {options})", "q, k, v, m").eval()
+    mask = lower(keys, keys)
+    all_heads = torch.randn(1, keys, 2, 3 * 16).transpose(1, 2)
+    tensors = list(all_heads.split(16, -1))
+    with torch.no_grad():
+        script = to_script(m, [*tensors, mask])
+        for i in range(3):
+            for place in (0, keys // 2, keys - 1):
+                changed = [tensor.clone() for tensor in tensors]
+                changed[i][0, 1, place, 3] = value
+                for _ in range(3):
+                    assert_same(script(*changed, mask), m(*changed, mask))
+
+
 class Heads(nn.Module):
     """Self-attention as transformers write it: views, transposes, sdpa, and back."""
 

@@ -13,6 +13,7 @@
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/quantization.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_kernels.h"
 
 namespace llga {
@@ -98,6 +99,23 @@ class BlockPartitioner {
   BlockPartitioner(Block* block, const AliasDb& aliases) : block_(block) { lowerAll(aliases); }
 
   std::vector<Proposal> propose() {
+    auto found = proposeByPartitions();
+    for (auto* node : alone_) {
+      found.push_back({{node}, /*compute=*/1});
+    }
+    std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
+      return a.nodes.back()->isBefore(b.nodes.back());
+    });
+    return found;
+  }
+
+ private:
+  struct Part {
+    bool supported;
+    std::vector<const Node*> nodes;  // one entry per op
+  };
+
+  std::vector<Proposal> proposeByPartitions() {
     // A node whose ops are torn apart goes back to aten, which may change what the others get. So
     // may the end of a partition where oneDNN did not see one.
     for (;;) {
@@ -110,12 +128,6 @@ class BlockPartitioner {
       }
     }
   }
-
- private:
-  struct Part {
-    bool supported;
-    std::vector<const Node*> nodes;  // one entry per op
-  };
 
   void lowerAll(const AliasDb& aliases) {
     const auto integer_feeders = feedsIntegerCast(block_, facts_);
@@ -133,7 +145,32 @@ class BlockPartitioner {
         continue;
       }
       assumeDtypes(node, *entry);
-      lower(node, *entry);
+      if (isOwnAttention(node, facts_)) {
+        alone_.push_back(node);
+      } else {
+        lower(node, *entry);
+      }
+    }
+  }
+
+  // That of the value itself, or of the one that it is a view of.
+  std::optional<at::ScalarType> knownDtype(const Value* value) const {
+    for (;;) {
+      const auto* node = value->node();
+      if (const auto dtype = facts_.tensor(value).dtype) {
+        return dtype;
+      }
+      const auto* schema = node->maybeSchema();
+      const bool view = node->kind() == prim::ListUnpack || node->kind() == prim::ConstantChunk ||
+                        (schema != nullptr && schema->returns().size() == 1 &&
+                         schema->returns()[0].alias_info() != nullptr &&
+                         !schema->returns()[0].alias_info()->isWrite() &&
+                         (isTensor(node->output()) || isTensorList(node->output())));
+      if (!view || node->inputs().empty() ||
+          !(isTensor(node->input(0)) || isTensorList(node->input(0)))) {
+        return std::nullopt;
+      }
+      value = node->input(0);
     }
   }
 
@@ -149,7 +186,7 @@ class BlockPartitioner {
     std::optional<at::ScalarType> dtype;
     if (entry.op_class == OpClass::compute) {
       auto consider = [&](const Value* value) {
-        const auto known = isTensor(value) ? facts_.tensor(value).dtype : std::nullopt;
+        const auto known = isTensor(value) ? knownDtype(value) : std::nullopt;
         if (!dtype && known && c10::isFloatingType(*known)) {
           dtype = known;
         }
@@ -159,7 +196,7 @@ class BlockPartitioner {
       dtype = dtype.value_or(at::kFloat);
     } else {
       for (const auto* input : node->inputs()) {
-        const auto known = isTensor(input) ? facts_.tensor(input).dtype : std::nullopt;
+        const auto known = isTensor(input) ? knownDtype(input) : std::nullopt;
         if (!dtype && known && c10::isFloatingType(*known)) {
           dtype = known;
         }
@@ -476,9 +513,6 @@ class BlockPartitioner {
       GRAPH_DEBUG("partition of ", proposal.nodes.size(), " nodes, last: ", *proposal.nodes.back());
       result.push_back(std::move(proposal));
     }
-    std::sort(result.begin(), result.end(), [&](const Proposal& a, const Proposal& b) {
-      return position[a.nodes.back()] < position[b.nodes.back()];
-    });
     return result;
   }
 
@@ -489,6 +523,7 @@ class BlockPartitioner {
   LoweredGraph lowered_;
   std::unordered_map<Node*, Candidate> candidates_;
   std::vector<const Value*> ends_;  // of partitions, also where oneDNN would go on
+  std::vector<Node*> alone_;        // groups without ops of oneDNN
 };
 
 }  // namespace

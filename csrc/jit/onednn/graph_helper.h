@@ -2,8 +2,8 @@
 //
 // The bridge passes a whole block to oneDNN, unknown ops as Wildcard, and takes the partitions as
 // they are, but for those of several float32 convolutions: it knows no fusion pattern, so a newer
-// oneDNN fuses more with no change here. This header names no oneDNN type; the passes see proposals
-// only.
+// oneDNN fuses more with no change here. Attention that a kernel of our own computes is not shown
+// to oneDNN. This header names no oneDNN type; the passes see proposals only.
 #pragma once
 
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -14,7 +14,7 @@
 
 namespace llga {
 
-// One supported partition, as nodes of the block, in block order.
+// One supported partition, or attention alone, as nodes of the block, in block order.
 struct Proposal {
   std::vector<Node*> nodes;
   // How many of the nodes are of which class in the op table.

@@ -21,6 +21,7 @@
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/finite.h"
+#include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/speed_check.h"
 
 namespace llga {
@@ -102,8 +103,9 @@ std::string unsupported(const at::Tensor& tensor) {
 }
 
 // Strides of 0, overlaps, gaps: oneDNN gets a dense copy. Gaps alone it could take, but one copy is
-// cheaper than its reference kernels. Returns "", or why no plan takes these inputs.
-std::string makeDense(std::span<IValue> inputs) {
+// cheaper than its reference kernels. `as_they_are`: a kernel of our own takes them. Returns "", or
+// why no plan takes these inputs.
+std::string makeDense(std::span<IValue> inputs, bool as_they_are) {
   for (auto& value : inputs) {
     if (!value.isTensor()) {
       continue;
@@ -111,7 +113,7 @@ std::string makeDense(std::span<IValue> inputs) {
     if (auto reason = unsupported(value.toTensor()); !reason.empty()) {
       return reason;
     }
-    if (!value.toTensor().is_non_overlapping_and_dense()) {
+    if (!as_they_are && !value.toTensor().is_non_overlapping_and_dense()) {
       value = value.toTensor().contiguous();
     }
   }
@@ -211,7 +213,8 @@ FusionKernel::FusionKernel(const Node* group)
         return ++last;
       }()),
       name_(groupName(*subgraph_)),
-      input_count_(group->inputs().size()) {
+      input_count_(group->inputs().size()),
+      takes_gaps_(isOwnAttentionGroup(*subgraph_)) {
   // A graph on which layout propagation did not run has none of its attributes.
   owned_.resize(input_count_, 0);
   any_layout_.resize(group->outputs().size(), false);
@@ -352,8 +355,8 @@ void FusionKernel::runSlow(Stack& stack) {
   if (c10::GradMode::is_enabled() && wantsGradient(inputs)) {
     return fallBack(stack, "a gradient is wanted");
   }
-  if (const auto reason = makeDense({stack.data() + stack.size() - input_count_, input_count_});
-      !reason.empty()) {
+  const std::span<IValue> values(stack.data() + stack.size() - input_count_, input_count_);
+  if (const auto reason = makeDense(values, takes_gaps_); !reason.empty()) {
     return fallBack(stack, reason);
   }
   if (holdsNonFinite(inputs)) {
@@ -486,14 +489,14 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
 
 std::shared_ptr<const Plan> FusionKernel::planFor(ArrayRef<IValue> inputs) {
   auto dense = inputs.vec();
-  return makeDense(dense).empty() ? find(environment(), dense) : nullptr;
+  return makeDense(dense, takes_gaps_).empty() ? find(environment(), dense) : nullptr;
 }
 
 std::shared_ptr<const Description> FusionKernel::describe(
     ArrayRef<IValue> inputs, const std::vector<Shape>& output_strides) {
   const WeightsInUse present(weights_);
   auto dense = inputs.vec();
-  if (auto reason = makeDense(dense); !reason.empty()) {
+  if (auto reason = makeDense(dense, takes_gaps_); !reason.empty()) {
     throw CompileError{std::move(reason)};
   }
   RecordedFacts facts;

@@ -142,6 +142,7 @@ class FusionKernel final : public PlanOwner {
   uint64_t id_;
   std::string name_;
   size_t input_count_;
+  bool takes_gaps_;                 // its plans read such inputs where they lie
   std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;
   std::vector<bool> call_local_;

@@ -8,7 +8,9 @@
 // the chain only fusion groups touch them, and a group that fell back marks what it returns.
 // What overflows inside a chain is not seen.
 //
-// Masks of attention are -inf by design: groups with a softmax look at nothing.
+// Masks of attention are -inf by design: groups with a softmax look at nothing. Only where
+// attention alone is a group and causal, keys and values have to be finite: what NaN of those a
+// query must not see reaches depends on how a kernel divides the work.
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -54,6 +56,30 @@ bool contains(const Node* group, const std::unordered_set<Symbol>& wanted) {
   return false;
 }
 
+// Keys and values of a group that is causal attention and nothing else, as indices of its inputs.
+std::unordered_set<size_t> ofCausalAttention(const Graph& subgraph) {
+  std::unordered_set<size_t> found;
+  for (const auto* node : subgraph.nodes()) {
+    if (node->kind() == torch::jit::prim::Constant || isShapeArithmetic(node)) {
+      continue;
+    }
+    if (node->kind() != torch::jit::aten::scaled_dot_product_attention || !found.empty()) {
+      return {};
+    }
+    const auto causal = torch::jit::toIValue(node->namedInput("is_causal"));
+    if (causal && !causal->toBool()) {
+      return {};
+    }
+    for (size_t i = 0; i < subgraph.inputs().size(); ++i) {
+      const auto* input = subgraph.inputs()[i];
+      if (input == node->namedInput("key") || input == node->namedInput("value")) {
+        found.insert(i);
+      }
+    }
+  }
+  return found;
+}
+
 class Guard {
  public:
   void visit(Block* block) {
@@ -94,11 +120,13 @@ class Guard {
   void mark(Node* group) {
     const bool watch = leadsToLoss(group) &&
                        !contains(group, kinds("softmax log_softmax scaled_dot_product_attention"));
+    const auto needed = ofCausalAttention(*group->g(torch::jit::attr::Subgraph));
     std::vector<int64_t> finite;
     for (size_t i = 0; i < group->inputs().size(); ++i) {
       const bool owned =
           group->hasAttribute(groupOwnedAttr()) && group->is(groupOwnedAttr())[i] != 0;
-      finite.push_back(watch && !owned && isTensor(group->inputs()[i]) ? 1 : 0);
+      const bool read = (watch && isTensor(group->inputs()[i])) || needed.count(i) != 0;
+      finite.push_back(read && !owned ? 1 : 0);
     }
     group->is_(mustBeFiniteAttr(), finite);
   }

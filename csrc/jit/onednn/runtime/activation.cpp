@@ -4,51 +4,10 @@
 
 #include <cstring>
 
+#include "jit/onednn/runtime/exp_avx2.h"
+
 namespace llga {
 namespace {
-
-// One register of AVX2. Arithmetic, comparisons and ?: go number by number.
-constexpr int64_t kWidth = 8;
-using Vector [[gnu::vector_size(kWidth * sizeof(float))]] = float;
-using Bits [[gnu::vector_size(kWidth * sizeof(float))]] = uint32_t;
-
-#define LLGA_AVX2 gnu::target("avx2,fma")
-
-[[LLGA_AVX2, gnu::always_inline]] inline Vector between(float least, Vector x, float most) {
-  const Vector low = x < least ? Vector{} + least : x;  // NaN stays NaN
-  return low > most ? Vector{} + most : low;
-}
-
-// x = exponent * log(2) + rest, |rest| <= log(2) / 2.
-struct Reduced {
-  Vector power;  // 2 to the exponent; infinity from 128 on
-  Vector rest;
-};
-
-// For -87 <= x <= 89.
-[[LLGA_AVX2, gnu::always_inline]] inline Reduced reduce(Vector x) {
-  constexpr float kRound = 12582912.0F;      // 1.5 * 2^23: sums with it have no fraction
-  constexpr float kLog2High = 0.693145752F;  // log(2) in two parts, the first with few bits
-  constexpr float kLog2Low = 1.42860677e-6F;
-  const Vector shifted = x * 1.44269504F + kRound;
-  const Vector exponent = shifted - kRound;
-  return {reinterpret_cast<Vector>((reinterpret_cast<Bits>(shifted) << 23U) + 0x3F800000U),
-          (x - exponent * kLog2High) - exponent * kLog2Low};
-}
-
-// exp(rest) - 1, by its Taylor series but for the last coefficients, which make up for the others.
-[[LLGA_AVX2, gnu::always_inline]] inline Vector expm1OfRest(Vector rest) {
-  Vector tail = 1.3998743e-3F * rest + 8.3680279e-3F;
-  tail = tail * rest + 4.1665714e-2F;
-  tail = tail * rest + 1.6666507e-1F;
-  tail = tail * rest + 0.5F;
-  return rest * rest * tail + rest;
-}
-
-[[LLGA_AVX2, gnu::always_inline]] inline Vector expOf(Vector x) {
-  const auto [power, rest] = reduce(between(-87.0F, x, 89.0F));
-  return power * (expm1OfRest(rest) + 1.0F);
-}
 
 struct Sigmoid {
   [[LLGA_AVX2, gnu::always_inline]] static Vector of(Vector x) { return 1.0F / (1.0F + expOf(-x)); }
@@ -100,7 +59,7 @@ struct TanhGelu {
 template <typename Function>
 [[LLGA_AVX2]] void apply(const float* from, float* to, int64_t count) {
   int64_t i = 0;
-  for (; i + kWidth <= count; i += kWidth) {
+  for (; i + kVectorWidth <= count; i += kVectorWidth) {
     Vector x;
     std::memcpy(&x, from + i, sizeof(x));
     x = Function::of(x);
@@ -114,8 +73,6 @@ template <typename Function>
     std::memcpy(to + i, &x, rest);
   }
 }
-
-#undef LLGA_AVX2
 
 }  // namespace
 

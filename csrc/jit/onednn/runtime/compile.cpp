@@ -11,6 +11,7 @@
 
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
@@ -27,7 +28,7 @@ class PlanCompiler {
   PlanCompiler(const CompileRequest& request, bool pack) : draft_(request, pack) {}
 
   std::shared_ptr<const Plan> run() {
-    if (addShuffle(draft_)) {
+    if (addUnlowered(draft_)) {
       return draft_.finished();
     }
     lower();
@@ -45,7 +46,8 @@ class PlanCompiler {
   Description describe(const std::vector<Shape>& output_strides) {
     Description result;
     result.fpmath_mode = draft_.request.fpmath_mode;
-    if (findShuffle(*draft_.request.subgraph, *draft_.request.facts)) {
+    const auto& subgraph = *draft_.request.subgraph;
+    if (findShuffle(subgraph, *draft_.request.facts) || isOwnAttentionGroup(subgraph)) {
       return result;  // nothing of it is oneDNN's
     }
     lower();

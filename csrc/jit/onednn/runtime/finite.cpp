@@ -33,17 +33,40 @@ template <typename Bits, Bits exponent>
   return scan<uint16_t, 0x7F80U>(values, count);
 }
 
-}  // namespace
-
-bool allFinite(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+bool finite(at::ScalarType dtype, const void* values, int64_t count) {
+  switch (dtype) {
     case at::kFloat:
-      return finite32(static_cast<const uint32_t*>(tensor.const_data_ptr()), tensor.numel());
+      return finite32(static_cast<const uint32_t*>(values), count);
     case at::kBFloat16:
-      return finite16(static_cast<const uint16_t*>(tensor.const_data_ptr()), tensor.numel());
+      return finite16(static_cast<const uint16_t*>(values), count);
     default:
       return true;
   }
+}
+
+// Row by row, of a tensor whose rows are dense.
+bool finiteRows(const at::Tensor& tensor, const void* data, int64_t dim) {
+  const auto size = tensor.size(dim);
+  if (dim == tensor.dim() - 1) {
+    return finite(tensor.scalar_type(), data, size);
+  }
+  const auto step = tensor.stride(dim) * static_cast<int64_t>(tensor.element_size());
+  for (int64_t i = 0; i < size; ++i) {
+    if (!finiteRows(tensor, static_cast<const char*>(data) + i * step, dim + 1)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool allFinite(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) {
+    return finite(tensor.scalar_type(), tensor.const_data_ptr(), tensor.numel());
+  }
+  const auto rows = tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+  return finiteRows(rows, rows.const_data_ptr(), 0);
 }
 
 }  // namespace llga

@@ -5,7 +5,7 @@
 
 namespace llga {
 
-// True if all elements of a dense float32 or bfloat16 tensor are finite; true for other types.
+// True if all elements of a float32 or bfloat16 tensor are finite; true for other types.
 bool allFinite(const at::Tensor& tensor);
 
 }  // namespace llga

@@ -1,5 +1,5 @@
-// The arithmetic of a linear layer with constant weights, on plain memory: what is compiled once
-// for each instruction set. No PyTorch, no oneDNN, no standard library here: of an inline function
+// The arithmetic of a matrix product, on plain memory: what is compiled once for each instruction
+// set. No PyTorch, no oneDNN, no standard library here: of an inline function
 // the linker keeps one copy, and that might be the one for a newer processor.
 #pragma once
 
@@ -13,11 +13,13 @@ struct Problem {
   int64_t outputs;
   bool relu;
 
-  const float* source;  // (row, input)
-  const float* weight;  // (panel, input, output of the panel), with zeros after the last output
-  const float* bias;    // (output), or null
-  const float* addend;  // as the result, or null; may be the result
-  float* result;        // (row, output)
+  const float* source;    // (row, input)
+  int64_t source_stride;  // from row to row
+  const float* weight;    // (panel, input, output of the panel), with zeros after the last output
+  int64_t weight_stride;  // from panel to panel
+  const float* bias;      // (output), or null
+  const float* addend;    // as the result, or null; may be the result
+  float* result;          // (row, output)
 };
 
 // Part of the result, from the first output of a panel on, to the end of one or of all.

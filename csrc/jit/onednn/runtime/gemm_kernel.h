@@ -21,6 +21,7 @@ constexpr int64_t kDepth = 256;  // inputs that are added up alone: one long sum
 // Tiles of the same outputs, one below the other.
 struct Column {
   const float* source;
+  int64_t source_stride;  // from row to row
   const float* weight;
   const float* bias;    // or null
   const float* addend;  // or null
@@ -68,7 +69,7 @@ void multiply(const Column& c, int64_t tiles) {
         const auto right = Simd::load(weight + kWidth);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
-          const auto number = Simd::broadcast(source[r * c.inputs]);
+          const auto number = Simd::broadcast(source[r * c.source_stride]);
           sums[r][0] = Simd::fmadd(number, left, sums[r][0]);
           sums[r][1] = Simd::fmadd(number, right, sums[r][1]);
         }
@@ -96,7 +97,7 @@ void multiply(const Column& c, int64_t tiles) {
         Simd::store(result + at, sum);
       }
     }
-    start += rows * c.inputs;
+    start += rows * c.source_stride;
     result += rows * c.stride;
     if (addend != nullptr) {
       addend += rows * c.stride;
@@ -137,7 +138,7 @@ void multiplyLast(Multiply kernel, Column c, int64_t rows, int64_t tiles, int64_
       }
       last.addend = addend;
     }
-    last.source = c.source + first * c.inputs;
+    last.source = c.source + first * c.source_stride;
     kernel(last, 1);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t o = 0; o < outputs; ++o) {
@@ -152,8 +153,9 @@ void runRows(const Problem& p, int64_t row, int64_t rows, int64_t tiles, int64_t
              const float* next) {
   const auto kernel = UpTo<kRows>::kernels[rows - 1];
   const auto at = row * p.outputs + o;
-  const Column column{p.source + row * p.inputs,
-                      p.weight + o * p.inputs,
+  const Column column{p.source + row * p.source_stride,
+                      p.source_stride,
+                      p.weight + o / kPanel * p.weight_stride,
                       p.bias != nullptr ? p.bias + o : nullptr,
                       p.addend != nullptr ? p.addend + at : nullptr,
                       p.result + at,
@@ -181,7 +183,7 @@ void runTask(const Problem& p, const Task& task) {
     for (auto o = task.first_output; o < end; o += kPanel) {
       const auto outputs = end - o < kPanel ? end - o : kPanel;
       const bool more = block == 0 && o + kPanel < end;  // later blocks find them in a cache
-      const auto* next = more ? p.weight + (o + kPanel) * p.inputs : nullptr;
+      const auto* next = more ? p.weight + (o / kPanel + 1) * p.weight_stride : nullptr;
       if (larger > 0) {
         runRows(p, row, size + 1, larger, o, outputs, next);
         next = nullptr;

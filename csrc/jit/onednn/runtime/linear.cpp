@@ -25,8 +25,9 @@ at::Tensor Linear::panels(const at::Tensor& weight) const {
 void Linear::run(const Data& data) const {
   constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
   constexpr int64_t kFewRows = 256;     // then each thread takes some outputs of all of them
-  const gemm::Problem problem{rows,        inputs,    outputs,     relu,       data.source,
-                              data.weight, data.bias, data.addend, data.result};
+  const gemm::Problem problem{rows,        inputs,      outputs,     relu,
+                              data.source, inputs,      data.weight, inputs * avx2.panel,
+                              data.bias,   data.addend, data.result};
   const auto panels = weightSizes()[0];
   const bool by_outputs = rows <= kFewRows;
   const auto units = by_outputs ? panels : rows;

@@ -15,9 +15,6 @@ bool canAvx2() {
   return can;
 }
 
-// Those for AVX2 stand in for oneDNN's, not for what it has for AVX-512.
-bool ownAvx2Kernels() { return ownKernels() && usesAvxGemm() && canAvx2(); }
-
 std::optional<Activation> activationOf(OpKind kind) {
   switch (kind) {
     case OpKind::Sigmoid:
@@ -175,6 +172,8 @@ bool ownKernels() {
   static const bool on = !switchedOff("LLGA_FUSER_OWN_KERNELS");
   return on;
 }
+
+bool ownAvx2Kernels() { return ownKernels() && usesAvxGemm() && canAvx2(); }
 
 bool winogradIsOn() {
   static const bool on = !switchedOff("LLGA_FUSER_WINOGRAD");

@@ -23,6 +23,9 @@ using Ops = std::vector<const OpSpec*>;
 // False if the environment holds LLGA_FUSER_OWN_KERNELS=off: all is left to oneDNN.
 bool ownKernels();
 
+// Whether those for AVX2 stand in for oneDNN's or PyTorch's: not for what those have for AVX-512.
+bool ownAvx2Kernels();
+
 // False if that is off, or the environment holds LLGA_FUSER_WINOGRAD=off.
 bool winogradIsOn();
 

@@ -9,6 +9,7 @@
 #include "jit/onednn/runtime/channel_shuffle.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/linear.h"
+#include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -329,6 +330,42 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
+  // One step for a group that is attention.
+  void attention(const FoundAttention& found) {
+    Plan::Step step;
+    auto bind = [&](const Value* value) {
+      const auto id = value->unique();
+      const auto facts = draft_.request.facts->tensor(value);
+      if (const auto input = draft_.group_inputs.find(id); input != draft_.group_inputs.end()) {
+        const auto& strides = draft_.request.input_strides[input->second];
+        step.inputs.emplace_back(Slot{Slot::Kind::input, input->second},
+                                 strided(id, *facts.dtype, *facts.sizes, strides));
+      } else {
+        const auto tensor = torch::jit::toIValue(value)->toTensor();
+        step.inputs.emplace_back(draft_.keep(tensor),
+                                 strided(id, *facts.dtype, *facts.sizes, tensor.strides().vec(),
+                                         /*constant=*/true));
+      }
+    };
+    bind(found.query);
+    bind(found.key);
+    bind(found.value);
+    const bool masked = found.mask != nullptr;
+    if (masked) {
+      bind(found.mask);
+    }
+    const auto facts = draft_.request.facts->tensor(found.result);
+    draft_.addResult(step,
+                     strided(found.result->unique(), *facts.dtype, *facts.sizes, *facts.strides));
+    step.kernel = {[kernel = found.kernel, masked](auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({data(0), data(1), data(2), masked ? from[3] : nullptr,
+                                 static_cast<float*>(to[0])});
+                   },
+                   "attention", "llga_attention:avx2"};
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
   // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
   // own. False if the group or its data is anything else.
   bool squeezeExcitation() {
@@ -396,12 +433,16 @@ class OwnSteps {
 
 }  // namespace
 
-bool addShuffle(PlanDraft& draft) {
-  const auto found = findShuffle(*draft.request.subgraph, *draft.request.facts);
-  if (found) {
-    OwnSteps(draft).channelShuffle(*found);
+bool addUnlowered(PlanDraft& draft) {
+  if (const auto shuffle = findShuffle(*draft.request.subgraph, *draft.request.facts)) {
+    OwnSteps(draft).channelShuffle(*shuffle);
+    return true;
   }
-  return found.has_value();
+  if (const auto found = findAttention(draft.request)) {
+    OwnSteps(draft).attention(*found);
+    return true;
+  }
+  return false;
 }
 
 bool addOwnGroup(PlanDraft& draft) {

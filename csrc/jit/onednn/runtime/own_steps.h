@@ -10,9 +10,8 @@
 
 namespace llga {
 
-// One step for a whole group that is a channel shuffle, which no ops of oneDNN stand for: before
-// the group is lowered.
-bool addShuffle(PlanDraft& draft);
+// One step for a whole group that is not lowered to ops of oneDNN: a channel shuffle, or attention.
+bool addUnlowered(PlanDraft& draft);
 
 // One step for a whole group: a concatenation and a batch norm, a squeeze and excitation, or an
 // activation alone.

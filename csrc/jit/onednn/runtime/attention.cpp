@@ -1,0 +1,118 @@
+#include "jit/onednn/runtime/attention.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/attention_blocks.h"
+
+namespace llga {
+namespace {
+
+using attention::kKeys;
+using attention::kPanel;
+using attention::kQueries;
+
+int64_t roundUp(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+
+template <typename T>
+const T* at(const T* data, const Attention::Strides& strides, int64_t batch, int64_t head) {
+  return data + batch * strides.batch + head * strides.head;
+}
+
+attention::Head headOf(const Attention& all, const Attention::Data& data, int64_t index) {
+  const auto batch = index / all.heads;
+  const auto head = index % all.heads;
+  const auto key_head = head / (all.heads / all.key_heads);
+  attention::Head one{
+      all.queries,
+      all.keys,
+      all.size,
+      all.value_size,
+      all.scale,
+      all.causal,
+      {at(data.query, all.query_strides, batch, head), all.query_strides.row},
+      {at(data.key, all.key_strides, batch, key_head), all.key_strides.row},
+      {at(data.value, all.value_strides, batch, key_head), all.value_strides.row},
+      nullptr,
+      nullptr,
+      all.mask_strides.row,
+      data.result + batch * all.result_strides.batch + head * all.result_strides.head,
+      all.result_strides.row};
+  if (all.mask == Attention::Mask::allowed) {
+    one.allowed = at(static_cast<const bool*>(data.mask), all.mask_strides, batch, head);
+  } else if (all.mask == Attention::Mask::added) {
+    one.added = at(static_cast<const float*>(data.mask), all.mask_strides, batch, head);
+  }
+  return one;
+}
+
+// Numbers in each piece of a workspace; all begin a line of cache.
+struct Pieces {
+  explicit Pieces(const Attention& all) {
+    const auto whole = roundUp(all.keys, kPanel);
+    if (all.queries == 1) {
+      scores = whole;
+      return;
+    }
+    keys = whole * all.size;
+    values = all.keys * roundUp(all.value_size, kPanel);
+    query = roundUp(kQueries * all.size, kPanel);
+    scores = kQueries * std::min(whole, kKeys);
+    sums = roundUp(kQueries * all.value_size, kPanel);
+  }
+
+  int64_t all() const { return keys + values + query + scores + sums; }
+  attention::Workspace over(float* memory) const {
+    auto take = [&](int64_t numbers) {
+      auto* taken = memory;
+      memory += numbers;
+      return taken;
+    };
+    return {take(keys), take(values), take(query), take(scores), take(sums)};
+  }
+
+  int64_t keys = 0;
+  int64_t values = 0;
+  int64_t query = 0;
+  int64_t scores = 0;
+  int64_t sums = 0;
+};
+
+}  // namespace
+
+void Attention::run(const Data& data) const {
+  constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
+  const auto blocks = (queries + kQueries - 1) / kQueries;
+  const auto units = batch * heads * blocks;
+  const auto products = batch * heads * queries * keys * (size + value_size);
+  const auto worth = std::clamp<int64_t>(products / kForOne, 1, at::get_num_threads());
+  const auto parts = std::min(worth, units);
+  const Pieces pieces(*this);
+  const auto memory = arena()->allocate(static_cast<size_t>(parts * pieces.all()) * sizeof(float));
+  at::parallel_for(0, parts, 1, [&](int64_t first_part, int64_t last_part) {
+    for (auto part = first_part; part < last_part; ++part) {
+      const auto workspace = pieces.over(static_cast<float*>(memory.get()) + part * pieces.all());
+      int64_t packed = -1;
+      bool finite = false;
+      for (auto unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
+        const auto head = headOf(*this, data, unit / blocks);
+        if (queries == 1) {
+          attention::attendAlone(head, workspace.scores);
+          continue;
+        }
+        const auto key_head = unit / blocks / (heads / key_heads);
+        if (key_head != packed) {
+          finite = attention::pack(head, workspace);
+          packed = key_head;
+        }
+        const auto block = unit % blocks;
+        const auto first = queries * block / blocks;
+        attention::attend(head, workspace, finite, first, queries * (block + 1) / blocks - first);
+      }
+    }
+  });
+}
+
+}  // namespace llga

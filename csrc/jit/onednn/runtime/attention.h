@@ -1,0 +1,56 @@
+// Scaled dot product attention of float32 data, on processors with AVX2.
+//
+// PyTorch's kernel gives the products of each head to a BLAS, call by call, at half to two thirds
+// of the speed that a core has, and at a third of it with a boolean mask. Here they are those of
+// our linear layers (gemm_blocks.h), with keys and values copied to panels once a head, but for a
+// query alone.
+//
+// attention_blocks.h has the arithmetic of one block of queries; here the work is divided.
+#pragma once
+
+#include <cstdint>
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
+// AVX2 and FMA.
+struct Attention {
+  enum class Mask { none, allowed, added };  // booleans; numbers that are added to the scores
+
+  // From one to the next, in numbers; the numbers of a row lie together.
+  struct Strides {
+    int64_t batch;
+    int64_t head;
+    int64_t row;
+  };
+
+  int64_t batch;
+  int64_t heads;
+  int64_t key_heads;  // each is that of heads / key_heads neighbours
+  int64_t queries;
+  int64_t keys;
+  int64_t size;        // of a query and a key
+  int64_t value_size;  // of a value and a result
+  float scale;
+  bool causal;  // query i meets the keys 0 to i
+  Mask mask;
+  Strides query_strides;
+  Strides key_strides;
+  Strides value_strides;
+  Strides mask_strides;  // where there is one
+  Strides result_strides;
+
+  struct Data {
+    const float* query;
+    const float* key;
+    const float* value;
+    const void* mask;  // or null
+    float* result;     // overlaps nothing else
+  };
+
+  // NaN and infinities reach the results that they reach in eager, but for those of values that a
+  // causal mask hides.
+  void run(const Data& data) const;
+};
+
+}  // namespace llga
