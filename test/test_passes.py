@@ -17,7 +17,7 @@ from torch.testing import FileCheck
 
 import llga_fuser
 from llga_fuser import _C
-from util import walk
+from util import has_avx2_kernels, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -26,6 +26,7 @@ PASSES = [
     "remove_mutation",
     "fold_constants",
     "normalize_ops",
+    "restore_linear",
     "drop_casts",
     "prepare_quantized",
     "prepare_binary",
@@ -1014,12 +1015,31 @@ graph(%x : Tensor, %n : int):
         ("aten::Int(%d)", "aten::Int(%a)", True),
         ("add(%c, %b, %1)", "mul(%c, %b)", True),
         ("add(%c, %b, %1)", "add_(%c, %b, %1)", False),
+        ("add(%c, %b, %1)", "remainder(%a, %two)", True),
+        ("add(%c, %b, %1)", "remainder(%a, %1)", True),
+        ("add(%c, %b, %1)", "rsub(%a, %1, %1)", True),
+        ("add(%c, %b, %1)", "rsub(%a, %1, %n)", False),
+        ("add(%c, %b, %1)", "remainder(%a, %0)", False),
         ("aten::Int(%d)", "aten::Int(%x)", False),
         ("value={2}", "value={0}", False),
         ("%b, %1)", "%b, %n)", False),
         ("floor_divide(%a, %two)", "add(%x, %two, %1)", False),
     ],
-    ids=["sum", "size", "product", "in-place", "a tensor", "by zero", "scaled", "of a tensor"],
+    ids=[
+        "sum",
+        "size",
+        "product",
+        "in-place",
+        "remainder",
+        "remainder by a number",
+        "difference from a number",
+        "scaled difference",
+        "remainder by zero",
+        "a tensor",
+        "by zero",
+        "scaled",
+        "of a tensor",
+    ],
 )
 def test_normalize_ops_sizes(old: str, new: str, untraced: bool) -> None:
     """Tracing computes with sizes as 0-dim tensors."""
@@ -1027,10 +1047,105 @@ def test_normalize_ops_sizes(old: str, new: str, untraced: bool) -> None:
     graph = after("normalize_ops", text)
     torch._C._jit_pass_dce(graph)
     assert ("aten::Int" not in kinds(graph)) == untraced
-    if untraced and not old:
-        inputs = torch.zeros(7, 3), 5
+    if untraced:
+        plain = torch._C._create_function_from_graph("plain", parsed(text))
         run = torch._C._create_function_from_graph("f", graph)
-        assert run(*inputs) == 7 // 2 + 5
+        for rows in (7, 8):
+            inputs = torch.zeros(rows, 3), 5
+            assert run(*inputs) == plain(*inputs)
+
+
+LAYER = """
+graph(%i : Tensor, %j : Tensor, %n : int):
+  %last : int = prim::Constant[value=-1]()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %4 : int = prim::Constant[value=4]()
+  %no : bool = prim::Constant[value=0]()
+  %table : Float(9, 3, strides=[3, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %weight : Float(3, 4, strides=[4, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %bias : Float(4, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %length : int = aten::size(%i, %1)
+  %ids : int[] = prim::ListConstruct(%last, %length)
+  %k : Tensor = aten::view(%i, %ids)
+  %e : Tensor = aten::embedding(%table, %k, %last, %no, %no)
+  %x : Tensor = aten::add(%e, %e, %1)
+  %c : int = aten::size(%x, %last)
+  %rows : int[] = prim::ListConstruct(%last, %c)
+  %flat : Tensor = aten::view(%x, %rows)
+  %p : Tensor = aten::addmm(%bias, %flat, %weight, %1, %1)
+  %a : int = aten::size(%x, %0)
+  %b : int = aten::size(%x, %1)
+  %sizes : int[] = prim::ListConstruct(%a, %b, %4)
+  %y : Tensor = aten::view(%p, %sizes)
+  return (%y)
+"""
+
+
+ADDMM = "%p : Tensor = aten::addmm(%bias, %flat, %weight, %1, %1)"
+MM_ADD = """%m : Tensor = aten::mm(%flat, %weight)
+  %p : Tensor = aten::add({})"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "restored"),
+    [
+        ("", "", True),
+        ("aten::view(%p", "aten::reshape(%p", True),
+        (ADDMM, MM_ADD.format("%bias, %m, %1"), True),
+        (ADDMM, MM_ADD.format("%m, %bias, %1"), True),
+        (ADDMM, MM_ADD.format("%m, %bias, %4"), False),
+        (ADDMM, MM_ADD.format("%m, %j, %1"), False),
+        ("%y : Tensor", "%z : Tensor = aten::relu(%p)\n  %y : Tensor", False),
+        ("%y : Tensor", "%z : Tensor = aten::relu_(%x)\n  %y : Tensor", False),
+        ("return (%y)", "%z : Tensor = aten::relu_(%y)\n  return (%y)", False),
+        ("%weight, %1, %1)", "%weight, %1, %4)", False),
+        ("ListConstruct(%last, %c)", "ListConstruct(%n, %c)", False),
+        ("ListConstruct(%a, %b, %4)", "ListConstruct(%b, %a, %4)", False),
+        ("ListConstruct(%a, %b, %4)", "ListConstruct(%a, %b, %n)", False),
+        ("aten::add(%e, %e, %1)", "aten::add(%e, %j, %1)", False),
+        ("%e, %e", "%e, %n", True),
+        ("%table, %k,", "%table, %i,", False),
+    ],
+    ids=[
+        "layer",
+        "reshape",
+        "bias and product",
+        "product and bias",
+        "scaled bias",
+        "bias of an input",
+        "product wanted",
+        "data written to",
+        "result written to",
+        "scaled",
+        "other rows",
+        "other sizes",
+        "other outputs",
+        "unknown rank",
+        "number added",
+        "rank of an input",
+    ],
+)
+def test_restore_linear(old: str, new: str, restored: bool) -> None:
+    """A linear layer as transformers' Conv1D has it."""
+    torch.manual_seed(0)
+    values = {"table": (9, 3), "weight": (3, 4), "bias": (4,)}
+    text = LAYER.replace(old, new) if old else LAYER
+    assert not old or text != LAYER
+    graph = parsed(text)
+    for node in walk(graph):
+        if node.kind() == "prim::Constant" and node.output().debugName() in values:
+            node.t_("value", torch.randn(values[node.output().debugName()]))
+    plain = graph.copy()
+    _C.run_pass("restore_linear", graph)
+    torch._C._jit_pass_lint(graph)
+    assert ("aten::linear" in kinds(graph)) == restored
+    assert any(kind in kinds(graph) for kind in ("aten::addmm", "aten::mm")) != restored
+    if restored:
+        inputs = torch.tensor([[1, 2, 8, 0], [5, 5, 3, 7]]), torch.zeros(3), 2
+        want = torch._C._create_function_from_graph("plain", plain)(*inputs)
+        got = torch._C._create_function_from_graph("f", graph)(*inputs)
+        torch.testing.assert_close(got, want)
 
 
 class Spelled(torch.nn.Module):
@@ -1113,6 +1228,50 @@ def test_layout_propagation_and_guards() -> None:
     ).check("llga_any_layout=[0]").run(text)
     assert "Float(1, 3, 8, 8" not in text, "guard_shape erases the observed types"
     assert len(list(second.outputs())) == 1
+
+
+ATTENTION = """
+graph(%x : {qkv}):
+  %none : NoneType = prim::Constant()
+  %p : float = prim::Constant[value={dropout}]()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %0 : int = prim::Constant[value=0]()
+  %all : Tensor[] = aten::unbind(%x, %0)
+  %q : Tensor, %k : Tensor, %v : Tensor = prim::ListUnpack(%all)
+  %y : Tensor = aten::scaled_dot_product_attention(%q, %k, %v, %none, %p, {causal}, %none, %no)
+  %z : Tensor = aten::abs(%y)
+  return (%z)"""
+QKV = "Float(3, 1, 2, 20, 16, strides=[640, 640, 320, 16, 1])"
+
+
+@pytest.mark.skipif(not has_avx2_kernels(), reason="attention is PyTorch's with AVX-512")
+@pytest.mark.parametrize(("causal", "finite"), [("%no", "[0, 0, 0]"), ("%yes", "[0, 1, 1]")])
+def test_attention_is_a_group(causal: str, finite: str) -> None:
+    """Keys and values are looked at where a causal mask hides some of them."""
+    graph = parsed(ATTENTION.format(qkv=QKV, dropout="0.", causal=causal))
+    for name in ("graph_fuser", "layout_propagation", "guard_values", "guard_shape"):
+        _C.run_pass(name, graph)
+    FileCheck().check(f"llga_must_be_finite={finite}").run(str(graph))
+    assert kinds(graph).count("llga::FusionGroup") == 1
+    assert "aten::scaled_dot_product_attention" not in kinds(graph)
+
+
+@pytest.mark.skipif(not has_avx2_kernels(), reason="attention is PyTorch's with AVX-512")
+@pytest.mark.parametrize(
+    ("qkv", "dropout"),
+    [
+        (QKV, "0.1"),
+        (QKV.replace("Float", "BFloat16"), "0."),
+        (QKV.replace("Float", "Double"), "0."),
+    ],
+    ids=["dropout", "bfloat16", "double"],
+)
+def test_attention_is_no_group(qkv: str, dropout: str) -> None:
+    """The data type is that of the tensor that query, key and value are views of."""
+    graph = parsed(ATTENTION.format(qkv=qkv, dropout=dropout, causal="%no"))
+    _C.run_pass("graph_fuser", graph)
+    assert "llga::FusionGroup" not in kinds(graph)
 
 
 # Name: what becomes of %a, the result of a group, and whether it dies with the call.

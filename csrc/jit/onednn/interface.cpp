@@ -30,6 +30,9 @@ const std::vector<PassEntry>& passes() {
        "what is folded"},
       {"normalize_ops", normalizeOps,
        "before the op-specific passes, which know one spelling of each op"},
+      {"restore_linear", restoreLinear,
+       "after normalize_ops, which makes plain integers of sizes that were traced; before prepare_*, "
+       "which look at linear layers"},
       {"drop_casts", dropCasts,
        "after fold_constants and normalize_ops, which leave more types known; before fusing, which "
        "stops at casts"},

@@ -219,7 +219,10 @@ class TracedIntegers {
       case aten::add:
         return "add";
       case aten::sub:
+      case aten::rsub:
         return "sub";
+      case aten::remainder:
+        return "remainder";
       default:
         return nullptr;
     }
@@ -227,6 +230,9 @@ class TracedIntegers {
 
   static std::optional<int64_t> constant(const Value* value) {
     const auto known = torch::jit::toIValue(value);
+    if (known && known->isInt()) {
+      return known->toInt();
+    }
     if (!known || !known->isTensor()) {
       return std::nullopt;
     }
@@ -250,7 +256,7 @@ class TracedIntegers {
     }
     const bool scaled = node->inputs().size() > 2 &&
                         torch::jit::toIValue(node->input(2)) != c10::IValue(int64_t{1});
-    const bool divided = node->kind() == aten::floor_divide;
+    const bool divided = node->kind() == aten::floor_divide || node->kind() == aten::remainder;
     return !scaled && !(divided && constant(node->input(1)).value_or(0) == 0) &&
            !writers_.write(value);
   }
@@ -263,7 +269,11 @@ class TracedIntegers {
     if (node->kind() == torch::jit::prim::NumToTensor) {
       return const_cast<Value*>(node->input(0));
     }
-    auto* result = b.op(nameFor(node), {integer(b, node->input(0)), integer(b, node->input(1))});
+    std::vector<Value*> operands{integer(b, node->input(0)), integer(b, node->input(1))};
+    if (node->kind() == aten::rsub) {
+      std::swap(operands[0], operands[1]);
+    }
+    auto* result = b.op(nameFor(node), operands);
     result->setType(c10::IntType::get());
     return result;
   }

@@ -18,6 +18,7 @@ void specializeTypes(const GraphPtr& graph);
 void removeMutation(const GraphPtr& graph);
 void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
+void restoreLinear(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
 void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);
