@@ -879,3 +879,92 @@ def test_arena_serves_many_threads(arena: Callable[[], int]) -> None:
         list(pool.map(work, range(4)))
     llga_fuser.clear_cache()
     assert arena() == 0
+
+
+# ------------------------------------------------------------------------------ once for each size
+
+
+class Masked(nn.Module):
+    """A product with a mask that is filled in place, and positions from a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.size(1)
+        mask = x.new_zeros(n, n)
+        mask[: n // 2].fill_(0.5)
+        mask = mask.masked_fill(torch.arange(n).unsqueeze(0) > torch.arange(n).unsqueeze(1), -2.0)
+        positions = self.table(torch.arange(n).unsqueeze(0) + 1)
+        return mask.unsqueeze(0) @ (x + positions)
+
+
+def arange_calls(script: Any, x: Tensor) -> int:
+    with torch.autograd.profiler.profile() as profile, torch.no_grad():
+        script(x)
+    return sum(event.name == "aten::arange" for event in profile.function_events or [])
+
+
+def test_what_depends_on_sizes_alone_is_computed_once() -> None:
+    module = Masked().eval()
+    with torch.no_grad():
+        script = warmed(to_script(module, [torch.randn(2, 6, 16)]), torch.randn(2, 6, 16))
+        for n in (6, 9, 7, 6, 33):
+            x = torch.randn(3, n, 16)
+            for _ in range(3):
+                assert_same(script(x), module(x))
+            assert arange_calls(script, x) == 0
+        assert arange_calls(script, torch.randn(3, 8, 16)) > 0, "sizes that are new"
+        llga_fuser.clear_cache()
+        assert arange_calls(script, torch.randn(3, 8, 16)) > 0, "the cache was cleared"
+        for n in range(20, 40):  # more than are kept
+            x = torch.randn(1, n, 16)
+            assert_same(script(x), module(x))
+
+
+def test_what_depends_on_sizes_alone_goes_with_other_surroundings() -> None:
+    """Inference tensors are not for autograd, and other types are other tensors."""
+    module = Masked().eval()
+    x = torch.randn(2, 6, 16)
+    with torch.no_grad():
+        script = to_script(module, [x])
+    with torch.inference_mode():
+        for _ in range(4):
+            assert_same(script(x), module(x))
+    leaf = x.clone().requires_grad_()
+    for _ in range(3):
+        script(leaf).sum().backward()
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(script(x), module(x))
+            assert script(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("other", ["m", "x[0]"], ids=["read again", "not read again"])
+@pytest.mark.parametrize("view", ["", ".unsqueeze(0)[0]"], ids=["tensor", "view"])
+def test_what_is_written_to_is_computed_anew(view: str, other: str) -> None:
+    """In-place ops that no group takes stay in-place where they write to a view."""
+    module = net(
+        "m = torch.ones(x.size(1), x.size(1)).triu() * 2.0\n"
+        f"v = m{view}\n"
+        "v.lerp_(x[0] @ x[0].t(), 0.5)\n"
+        f"return torch.relu(v @ {other}) + 1"
+    )
+    x = torch.randn(2, 6, 6)
+    with torch.no_grad():
+        script = to_script(module, [x])
+        for _ in range(6):
+            assert_same(script(x), module(x))
+        assert not view or any(n.kind() == "aten::lerp_" for n in walk(script.graph_for(x)))
+
+
+def test_results_of_sizes_alone_may_be_large() -> None:
+    """Beyond some megabytes they are computed anew."""
+    module = net("x + torch.arange(x.size(0)).to(torch.float32) * 0.5")
+    x = torch.randn(1 << 21)
+    with torch.no_grad():
+        script = to_script(module, [x])
+        for _ in range(4):
+            assert_same(script(x), module(x))
+        assert arange_calls(script, x) > 0

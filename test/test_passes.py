@@ -31,6 +31,7 @@ PASSES = [
     "prepare_quantized",
     "prepare_binary",
     "defer_size_check",
+    "once_per_sizes",
     "graph_fuser",
     "join_concat",
     "join_excitation",
@@ -1146,6 +1147,76 @@ def test_restore_linear(old: str, new: str, restored: bool) -> None:
         want = torch._C._create_function_from_graph("plain", plain)(*inputs)
         got = torch._C._create_function_from_graph("f", graph)(*inputs)
         torch.testing.assert_close(got, want)
+
+
+MASK = """
+graph(%x : Tensor, %n : int):
+  %none : NoneType = prim::Constant()
+  %no : bool = prim::Constant[value=0]()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %2 : int = prim::Constant[value=2]()
+  %half : float = prim::Constant[value=0.5]()
+  %sizes : int[] = prim::ListConstruct(%n, %n)
+  %z : Tensor = aten::new_zeros(%x, %sizes, %none, %none, %none, %no)
+  %s : Tensor = aten::slice(%z, %0, %0, %2, %1)
+  %f : Tensor = aten::fill_(%s, %half)
+  %r : Tensor = aten::arange(%n, %none, %none, %none, %none)
+  %a : Tensor = aten::unsqueeze(%r, %0)
+  %b : Tensor = aten::unsqueeze(%r, %1)
+  %m : Tensor = aten::le(%a, %b)
+  %w : Tensor = aten::where(%m, %z, %0)
+  %y : Tensor = aten::matmul(%x, %w)
+  return (%y)
+"""
+
+
+RETURN_TWO = """%t : (Tensor, Tensor) = prim::TupleConstruct(%y, {})
+  return (%t)"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outside"),
+    [
+        ("", "", []),
+        ("return (%y)", RETURN_TWO.format("%m"), ["aten::le", "aten::where", "aten::fill_"]),
+        ("return (%y)", RETURN_TWO.format("%w"), ["aten::where"]),
+        ("return (%y)", "%v : Tensor = aten::neg_(%w)\n  return (%y)", ["aten::where"]),
+        ("aten::matmul(%x, %w)", "aten::copy_(%w, %x, %no)", ["aten::where"]),
+        ("aten::fill_(%s, %half)", "aten::copy_(%s, %x, %no)", ["aten::copy_", "aten::slice"]),
+        ("aten::le(%a, %b)", "aten::le(%a, %x)", ["aten::le", "aten::where"]),
+        ("aten::le(%a, %b)", "aten::bernoulli(%a, %none)", ["aten::bernoulli", "aten::where"]),
+    ],
+    ids=[
+        "mask",
+        "part returned",
+        "result returned",
+        "written to later",
+        "written to",
+        "data written",
+        "data read",
+        "random",
+    ],
+)
+def test_once_per_sizes(old: str, new: str, outside: list[str]) -> None:
+    text = MASK.replace(old, new) if old else MASK
+    assert not old or text != MASK
+    graph = after("once_per_sizes", text)
+    merged = [n for n in graph.nodes() if n.kind() == "llga::OncePerSizes"]
+    assert len(merged) == 1 or outside
+    left = {n.kind() for n in graph.nodes()}
+    assert set(outside) <= left
+    if not outside:
+        assert not left & {"aten::le", "aten::arange", "aten::where", "aten::fill_", "aten::zeros"}
+    plain = torch._C._create_function_from_graph("plain", parsed(text))
+    run = torch._C._create_function_from_graph("f", graph)
+    for size in (4, 6, 4, 4):
+        x = torch.rand(size, size)
+        if "copy_(%s" in text:
+            x = torch.rand(size)
+        if "bernoulli" not in text:
+            for got, want in zip(run(x, size), plain(x, size), strict=True):
+                assert torch.equal(got, want)
 
 
 class Spelled(torch.nn.Module):

@@ -15,6 +15,7 @@
 
 #include "jit/onednn/kernel.h"
 #include "jit/onednn/module_watch.h"
+#include "jit/onednn/once_per_sizes.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -44,6 +45,9 @@ const std::vector<PassEntry>& passes() {
        "frees sizes for defer_size_check"},
       {"defer_size_check", deferSizeCheck,
        "right before fusing: any later rewrite could read a size from inside a group again"},
+      {"once_per_sizes", oncePerSizes,
+       "after defer_size_check, which reads sizes as far up as they are the same; before graph_fuser, "
+       "whose groups would tear apart what depends on sizes alone"},
       {"graph_fuser", fuseGraph, "the point of it all"},
       {"join_concat", joinConcat,
        "between graph_fuser, whose groups it joins, and layout_propagation, which marks their "
@@ -97,6 +101,11 @@ void runTraced(const PassEntry& pass, const std::shared_ptr<Graph>& graph) {
   GRAPH_DUMP(fmt::format("After {}: ", pass.name), graph);
 }
 
+void registerOperators() {
+  registerFusionGroup();
+  registerOncePerSizes();
+}
+
 }  // namespace
 
 void setPassEnabled(const std::string& name, bool enabled) {
@@ -118,11 +127,12 @@ bool isPassEnabled(const std::string& name) {
 }
 
 void runPass(const std::string& name, const std::shared_ptr<Graph>& graph) {
+  registerOperators();
   runTraced(passOf(name), graph);
 }
 
 void runPipeline(std::shared_ptr<Graph>& graph) {
-  registerFusionGroup();
+  registerOperators();
   // Compiling must not fail because of us: the passes work on a copy, which replaces the graph
   // only if all of them came through.
   auto working = graph->copy();

@@ -11,6 +11,11 @@ Symbol fusionGroupKind() {
   return kind;
 }
 
+Symbol oncePerSizesKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::OncePerSizes");
+  return kind;
+}
+
 Symbol anyLayoutAttr() {
   static const Symbol attr = Symbol::attr("llga_any_layout");
   return attr;
@@ -94,6 +99,7 @@ bool isShapeArithmetic(const Node* node) {
     case aten::sub:
     case aten::mul:
     case aten::floordiv:
+    case aten::remainder:
     case aten::__getitem__:
       return scalars_only && node->output()->type()->isSubtypeOf(*c10::IntType::get());
     default:

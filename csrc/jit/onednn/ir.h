@@ -17,6 +17,9 @@ using torch::jit::Value;
 // The operator that runs one partition: variadic, pure, with the Subgraph attribute.
 Symbol fusionGroupKind();
 
+// The operator that computes what depends on sizes alone: variadic, with the Subgraph attribute.
+Symbol oncePerSizesKind();
+
 // int list on a FusionGroup, one entry per output: 1 if oneDNN may choose the memory layout.
 Symbol anyLayoutAttr();
 // int list on a FusionGroup, one entry per output: 1 if no tensor over its memory outlives the

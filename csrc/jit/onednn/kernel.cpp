@@ -23,6 +23,7 @@
 #include "jit/onednn/runtime/finite.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/speed_check.h"
+#include "jit/onednn/shared_kernel.h"
 
 namespace llga {
 namespace {
@@ -569,21 +570,12 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
 
 void FusionKernel::dropPlansWith(const std::shared_ptr<const ModuleWatch>& watch) {
   const std::unique_lock lock(mutex_);
-  watches_.push_back(watch);
+  watches_.add(watch);
 }
 
 bool FusionKernel::abandoned() const {
   const std::shared_lock lock(mutex_);
-  bool gone = false;
-  for (const auto& weak : watches_) {
-    const auto watch = weak.lock();
-    const auto state = watch ? watch->state() : ModuleWatch::State::unused;
-    if (state == ModuleWatch::State::alive) {
-      return false;
-    }
-    gone = gone || state == ModuleWatch::State::gone;
-  }
-  return gone;
+  return watches_.allGone();
 }
 
 bool FusionKernel::oldest(uint64_t& tick) const {
@@ -630,20 +622,7 @@ uint64_t FusionKernel::planCount() const {
 // ---------------------------------------------------------------------------------- registration
 
 std::shared_ptr<FusionKernel> kernelOf(const Node* group) {
-  static auto* mutex = new std::mutex;
-  static auto* kernels = new std::unordered_map<const Graph*, std::weak_ptr<FusionKernel>>;
-  const std::lock_guard lock(*mutex);
-  // A live kernel keeps its subgraph alive, so an address can't stand for two subgraphs.
-  const auto* key = group->g(torch::jit::attr::Subgraph).get();
-  if (auto known = (*kernels)[key].lock()) {
-    return known;
-  }
-  for (auto it = kernels->begin(); it != kernels->end();) {
-    it = it->second.expired() && it->first != key ? kernels->erase(it) : std::next(it);
-  }
-  auto kernel = std::make_shared<FusionKernel>(group);
-  (*kernels)[key] = kernel;
-  return kernel;
+  return sharedKernel<FusionKernel>(group);
 }
 
 void registerFusionGroup() {

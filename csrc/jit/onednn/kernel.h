@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "jit/onednn/ir.h"
+#include "jit/onednn/module_watch.h"
 #include "jit/onednn/runtime/plan.h"
 #include "jit/onednn/runtime/plan_cache.h"
 #include "jit/onednn/runtime/releasable_weights.h"
@@ -37,7 +38,6 @@ namespace llga {
 
 struct CompileRequest;
 struct Description;
-class ModuleWatch;
 
 // int on a FusionGroup: its math mode, a dnnl_fpmath_mode_t, whatever the process' is.
 Symbol fpmathModeAttr();
@@ -156,7 +156,7 @@ class FusionKernel final : public PlanOwner {
   std::atomic<size_t> recent_{0};  // where the last hit was
   std::atomic<uint64_t> hits_{0};
 
-  std::vector<std::weak_ptr<const ModuleWatch>> watches_;  // under mutex_
+  ModuleWatches watches_;  // under mutex_
 
   std::once_flag fallback_once_;
   std::unique_ptr<torch::jit::Code> fallback_code_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "jit/onednn/kernel.h"
+#include "jit/onednn/once_per_sizes.h"
 
 namespace llga {
 namespace {
@@ -19,11 +20,16 @@ Symbol watchKind() {
 
 torch::jit::Operation watchOperation(const Node* node) {
   auto watch = std::make_shared<ModuleWatch>();
-  std::vector<std::shared_ptr<FusionKernel>> kernels;  // the groups' own operations come later
-  walk(node->owningGraph()->block(), [&](const Node* group) {
-    if (isFusionGroup(group)) {
-      kernels.push_back(kernelOf(group));
-      kernels.back()->dropPlansWith(watch);
+  std::vector<std::shared_ptr<void>> kernels;  // the nodes' own operations come later
+  walk(node->owningGraph()->block(), [&](const Node* other) {
+    if (isFusionGroup(other)) {
+      const auto kernel = kernelOf(other);
+      kernel->dropPlansWith(watch);
+      kernels.push_back(kernel);
+    } else if (other->kind() == oncePerSizesKind()) {
+      const auto kernel = oncePerSizesOf(other);
+      kernel->watch(watch);
+      kernels.push_back(kernel);
     }
   });
   return [watch, kernels = std::move(kernels)](Stack& stack) {
@@ -49,6 +55,19 @@ ModuleWatch::State ModuleWatch::state() const {
   return gone ? State::gone : State::alive;
 }
 
+bool ModuleWatches::allGone() const {
+  bool gone = false;
+  for (const auto& weak : watches_) {
+    const auto watch = weak.lock();
+    const auto state = watch ? watch->state() : ModuleWatch::State::unused;
+    if (state == ModuleWatch::State::alive) {
+      return false;
+    }
+    gone = gone || state == ModuleWatch::State::gone;
+  }
+  return gone;
+}
+
 void ModuleWatch::add(const c10::intrusive_ptr<Object>& object) {
   const std::lock_guard lock(mutex_);
   last_ = object.get();
@@ -67,7 +86,9 @@ void watchModule(Graph& graph) {
     return;
   }
   bool fused = false;
-  walk(graph.block(), [&](const Node* node) { fused = fused || isFusionGroup(node); });
+  walk(graph.block(), [&](const Node* node) {
+    fused = fused || isFusionGroup(node) || node->kind() == oncePerSizesKind();
+  });
   if (fused) {
     registerWatch();
     graph.create(watchKind(), {graph.inputs()[0]}, /*num_outputs=*/0)

@@ -43,6 +43,17 @@ class ModuleWatch {
   std::vector<c10::weak_intrusive_ptr<Object>> objects_;
 };
 
+// Those of the executors that run one kernel, whose lock guards it.
+class ModuleWatches {
+ public:
+  void add(const std::shared_ptr<const ModuleWatch>& watch) { watches_.push_back(watch); }
+  // There were objects, and none is left.
+  bool allGone() const;
+
+ private:
+  std::vector<std::weak_ptr<const ModuleWatch>> watches_;
+};
+
 // Puts the operator at the head of `graph` if that is a method with fusion groups. For graphs of
 // TorchScript's own executors only; what llga_fuser.compile makes is freed with its module anyway.
 void watchModule(Graph& graph);

@@ -307,15 +307,32 @@ bool holdsDequantize(Block* block) {
 }  // namespace
 
 bool mergeIntoGroup(const std::vector<Node*>& nodes, AliasDb& aliases) {
+  return mergeIntoNode(nodes, fusionGroupKind(), aliases) != nullptr;
+}
+
+Node* mergeIntoNode(const std::vector<Node*>& nodes, Symbol kind, AliasDb& aliases) {
   auto* point = nodes.back();
   for (size_t i = nodes.size() - 1; i-- > 0;) {
     if (!aliases.moveBeforeTopologicallyValid(nodes[i], point)) {
-      return false;
+      return nullptr;
     }
     point = nodes[i];
   }
-  auto* group = torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(
-      nodes.back(), fusionGroupKind(), aliases);
+  // A reader of what one node computes may have come to stand in front of the last one.
+  std::vector<Node*> readers;
+  const std::unordered_set<const Node*> members(nodes.begin(), nodes.end());
+  for (auto* node = nodes.front(); node != nodes.back(); node = node->next()) {
+    if (members.count(node) == 0) {
+      readers.push_back(node);
+    }
+  }
+  for (auto reader = readers.rbegin(); reader != readers.rend(); ++reader) {
+    if (!aliases.moveAfterTopologicallyValid(*reader, nodes.back())) {
+      return nullptr;
+    }
+  }
+  auto* group = torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(nodes.back(),
+                                                                                    kind, aliases);
   for (size_t i = nodes.size() - 1; i-- > 0;) {
     torch::jit::SubgraphUtils::mergeNodeIntoSubgraphAndUpdateAliasing(nodes[i], group, aliases);
   }
@@ -325,7 +342,7 @@ bool mergeIntoGroup(const std::vector<Node*>& nodes, AliasDb& aliases) {
       inner->removeAttribute(refusedAttr());
     }
   }
-  return true;
+  return group;
 }
 
 void fuseGraph(const GraphPtr& graph) {

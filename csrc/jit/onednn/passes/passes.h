@@ -23,6 +23,7 @@ void dropCasts(const GraphPtr& graph);
 void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);
 void deferSizeCheck(const GraphPtr& graph);
+void oncePerSizes(const GraphPtr& graph);
 void fuseGraph(const GraphPtr& graph);
 void joinConcat(const GraphPtr& graph);
 void joinExcitation(const GraphPtr& graph);
@@ -35,6 +36,9 @@ void guardShape(const GraphPtr& graph);
 // in front of the last one and merges them into a fusion group. False, with no group made, where a
 // side effect or a host value lies between them.
 bool mergeIntoGroup(const std::vector<torch::jit::Node*>& nodes, torch::jit::AliasDb& aliases);
+// Likewise into a node of another kind that has a subgraph. Returns it, or null.
+torch::jit::Node* mergeIntoNode(const std::vector<torch::jit::Node*>& nodes,
+                                torch::jit::Symbol kind, torch::jit::AliasDb& aliases);
 
 // Not in the pipeline: throws c10::Error, with the reasons, where a torch.jit.strict_fusion block
 // holds an operator that is in no group.
