@@ -653,6 +653,28 @@ def test_released_weights_of_functions_and_types(dtype: torch.dtype | None) -> N
         assert_same(made(y), expected, tol=TOLERANCES[torch.bfloat16] if dtype else None)
 
 
+def test_released_weights_of_a_restored_linear() -> None:
+    """As transformers' Conv1D has it; the groups take the transpose of the weight."""
+    m = net(
+        "x = x.reshape(x.size(0), x.size(1), 64)\n"
+        "y = torch.addmm(self.b, x.view(-1, x.size(-1)), self.w)\n"
+        "return torch.relu(y.view(x.size(0), x.size(1), 96))",
+        w=torch.randn(64, 96),
+        b=torch.randn(96),
+    ).eval()
+    x = torch.randn(2, 9, 64)
+    made = llga_fuser.compile(m, x, release_weights=True)
+    assert "llga::weight" in str(made.graph)
+    with torch.no_grad():
+        assert counted(lambda: made(x))[1].keys() == {"hits"}
+        for y in (x, x[:1], x * float("inf"), torch.randn(1, 30, 64)):
+            assert_same(made(y), m(y))
+    leaf = x.clone().requires_grad_()
+    made(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.shape == x.shape
+
+
 def test_released_weights_and_threads() -> None:
     """Some threads compile new shapes, others fall back: the plain copies come and go."""
     m, x = RELEASED, torch.randn(RELEASED_IMAGE)

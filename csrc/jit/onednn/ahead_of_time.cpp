@@ -219,8 +219,12 @@ void makeReleasable(Graph& plain, Graph& fused) {
     }
   });
   walk(plain.block(), [&](Node* node) {
-    const auto weight =
-        isConstantTensor(node) ? find(node->t(torch::jit::attr::value)) : at::Tensor();
+    const auto constant = isConstantTensor(node) ? node->t(torch::jit::attr::value) : at::Tensor();
+    auto weight = constant.defined() ? find(constant) : at::Tensor();
+    if (constant.defined() && !weight.defined() && constant.dim() == 2) {
+      weight = find(constant.t());  // as restore_linear has it
+      weight = weight.defined() ? weight.t() : weight;
+    }
     if (weight.defined()) {
       auto* op = plain.create(weightKind(), {}, /*num_outputs=*/1)->insertBefore(node);
       op->t_(torch::jit::attr::value, weight);
@@ -240,7 +244,7 @@ torch::jit::Operation weightOperation(const Node* node) {
               "llga::weight: this file was saved from a module compiled with "
               "llga_fuser.compile(..., release_weights=True), whose weights can't be saved");
   return [tensor = node->t(torch::jit::attr::value), weight = weightOf(node)](Stack& stack) {
-    torch::jit::push(stack, weight->copy());
+    torch::jit::push(stack, weight->copy().as_strided(tensor.sizes(), tensor.strides()));
   };
 }
 
