@@ -852,3 +852,14 @@ def test_verbose_of_the_user_stays(tmp_path: pathlib.Path) -> None:
     loud = run("conv_relu", "--rounds", "1", "--threads", "1", ONEDNN_VERBOSE="1")
     assert "onednn_verbose" not in quiet.stdout
     assert ",exec,cpu,convolution," in loud.stdout
+
+
+def test_what_is_computed_once_for_each_set_of_sizes() -> None:
+    module = net(
+        "n = torch.arange(x.size(1))\nreturn x @ torch.where(n[:, None] < n, 0.5, x.new_ones(1))"
+    )
+    found = llga_fuser.report(module, torch.randn(4, 6), rounds=1)
+    (note,) = (n for n in found.notes if "sizes alone" in n)
+    assert int(re.findall(r": (\d+)\.", note)[0]) >= 4
+    assert not any("arange" in node.op for node in found.outside)
+    assert note in found.to_dict()["notes"]

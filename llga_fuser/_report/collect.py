@@ -33,6 +33,7 @@ from llga_fuser._report.model import (
 __all__ = ["describe_arguments", "make_report"]
 
 GROUP = "llga::FusionGroup"
+ONCE_PER_SIZES = "llga::OncePerSizes"
 # Operators outside whose only work is to change layout or data type.
 _CONVERTERS = (
     "aten::to",
@@ -122,6 +123,7 @@ class _Walk:
         self.items: list[_Item] = []
         self.edges: set[tuple[int, int]] = set()
         self.fused = 0
+        self.once_per_sizes = 0  # operators whose results are kept for the next call
         self._makers: dict[str, set[int]] = {}
         self._visit(graph, "")
 
@@ -140,6 +142,8 @@ class _Walk:
             if blocks:
                 self._nested(node, blocks, where)
                 continue
+            if kind == ONCE_PER_SIZES:
+                self.once_per_sizes += sum(map(_is_operator, node.g("Subgraph").nodes()))
             if kind != GROUP and not _is_operator(node):
                 for output in node.outputs():
                     self._give(output, reads)
@@ -511,6 +515,11 @@ def make_report(
         notes.append(
             "TorchScript optimised this model before the fuser was on: trace, script or load it "
             "again"
+        )
+    if walk.once_per_sizes:
+        notes.append(
+            f"operators that depend on sizes alone: {walk.once_per_sizes}. They are computed once "
+            "for each set of sizes, and counted neither as fused nor as outside"
         )
     return Report(
         model=model,
