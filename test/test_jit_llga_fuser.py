@@ -1866,6 +1866,22 @@ def test_tensor_from_outside_is_added_without_a_copy(code: str) -> None:
     assert kinds and "reorder" not in kinds
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("code", ["y + t", "torch.relu(y) * t", "t - y"])
+@pytest.mark.parametrize(
+    "operand",
+    [
+        *((2, 4, 6, 5), (1, 4, 6, 5), (4, 6, 5), (2, 1, 6, 5), (2, 4, 1, 5), (2, 4, 6, 1)),
+        *((1, 1, 1, 5), (1, 4, 6, 1), (4, 1, 5), (6, 5), (6, 1), (5,), (1,), ()),
+    ],
+    ids=str,
+)
+def test_operand_of_a_linear_layer(operand: tuple[int, ...], code: str, dtype: torch.dtype) -> None:
+    """Whose rows oneDNN folds to two dimensions, those of an operand that is fused to it too."""
+    module = net(f"y = self.l(x)\nreturn {code}", "x, t", l=nn.Linear(7, 5)).to(dtype)
+    check(module, [torch.randn(2, 4, 6, 7).to(dtype), torch.randn(operand).to(dtype)], dtype=dtype)
+
+
 class Grouped(NamedTuple):
     """A convolution in groups: size of the input, and what it does."""
 

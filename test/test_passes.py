@@ -1183,7 +1183,11 @@ RETURN_TWO = """%t : (Tensor, Tensor) = prim::TupleConstruct(%y, {})
         ("return (%y)", RETURN_TWO.format("%w"), ["aten::where"]),
         ("return (%y)", "%v : Tensor = aten::neg_(%w)\n  return (%y)", ["aten::where"]),
         ("aten::matmul(%x, %w)", "aten::copy_(%w, %x, %no)", ["aten::where"]),
-        ("aten::fill_(%s, %half)", "aten::copy_(%s, %x, %no)", ["aten::copy_", "aten::slice"]),
+        (
+            "aten::fill_(%s, %half)",
+            "aten::copy_(%s, %x, %no)",
+            ["aten::copy_", "aten::slice", "aten::new_zeros"],
+        ),
         ("aten::le(%a, %b)", "aten::le(%a, %x)", ["aten::le", "aten::where"]),
         ("aten::le(%a, %b)", "aten::bernoulli(%a, %none)", ["aten::bernoulli", "aten::where"]),
     ],
@@ -1206,6 +1210,7 @@ def test_once_per_sizes(old: str, new: str, outside: list[str]) -> None:
     assert len(merged) == 1 or outside
     left = {n.kind() for n in graph.nodes()}
     assert set(outside) <= left
+    assert ("prim::layout" in left) != ("aten::new_zeros" in left)
     if not outside:
         assert not left & {"aten::le", "aten::arange", "aten::where", "aten::fill_", "aten::zeros"}
     plain = torch._C._create_function_from_graph("plain", parsed(text))

@@ -107,6 +107,20 @@ bool isShapeArithmetic(const Node* node) {
   }
 }
 
+const Node* soleComputation(const Graph& subgraph) {
+  const Node* sole = nullptr;
+  for (const auto* node : subgraph.nodes()) {
+    if (node->kind() == torch::jit::prim::Constant || isShapeArithmetic(node)) {
+      continue;
+    }
+    if (sole != nullptr) {
+      return nullptr;
+    }
+    sole = node;
+  }
+  return sole;
+}
+
 bool isProduct(const Node* node) {
   using namespace torch::jit;
   static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");

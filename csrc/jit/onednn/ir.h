@@ -64,6 +64,9 @@ void refuse(Node* node, const std::string& reason);
 // nothing inside a group, where its result is known once per signature.
 bool isShapeArithmetic(const Node* node);
 
+// The one node of a group's graph that computes tensors; null if there are several, or none.
+const Node* soleComputation(const Graph& subgraph);
+
 // True for convolutions and matrix products.
 bool isProduct(const Node* node);
 

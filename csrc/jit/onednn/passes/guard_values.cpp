@@ -58,23 +58,19 @@ bool contains(const Node* group, const std::unordered_set<Symbol>& wanted) {
 
 // Keys and values of a group that is causal attention and nothing else, as indices of its inputs.
 std::unordered_set<size_t> ofCausalAttention(const Graph& subgraph) {
+  const auto* node = soleComputation(subgraph);
+  if (node == nullptr || node->kind() != torch::jit::aten::scaled_dot_product_attention) {
+    return {};
+  }
+  const auto causal = torch::jit::toIValue(node->namedInput("is_causal"));
+  if (causal && !causal->toBool()) {
+    return {};
+  }
   std::unordered_set<size_t> found;
-  for (const auto* node : subgraph.nodes()) {
-    if (node->kind() == torch::jit::prim::Constant || isShapeArithmetic(node)) {
-      continue;
-    }
-    if (node->kind() != torch::jit::aten::scaled_dot_product_attention || !found.empty()) {
-      return {};
-    }
-    const auto causal = torch::jit::toIValue(node->namedInput("is_causal"));
-    if (causal && !causal->toBool()) {
-      return {};
-    }
-    for (size_t i = 0; i < subgraph.inputs().size(); ++i) {
-      const auto* input = subgraph.inputs()[i];
-      if (input == node->namedInput("key") || input == node->namedInput("value")) {
-        found.insert(i);
-      }
+  for (size_t i = 0; i < subgraph.inputs().size(); ++i) {
+    const auto* input = subgraph.inputs()[i];
+    if (input == node->namedInput("key") || input == node->namedInput("value")) {
+      found.insert(i);
     }
   }
   return found;

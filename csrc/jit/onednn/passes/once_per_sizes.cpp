@@ -41,45 +41,50 @@ bool isHostList(const Value* value) {
          std::all_of(node->inputs().begin(), node->inputs().end(), isHost);
 }
 
-// aten::new_zeros and its like read nothing of their first input but data type and device.
+// What stands for an op that reads nothing of its first input but data type, layout and device.
 const char* factoryFor(const Node* node) {
   static const auto kNewZeros = Symbol::fromQualString("aten::new_zeros");
   static const auto kNewOnes = Symbol::fromQualString("aten::new_ones");
+  if (node->inputs().size() != 6) {
+    return nullptr;
+  }
   if (node->kind() == kNewZeros) {
     return "aten::zeros";
   }
   return node->kind() == kNewOnes ? "aten::ones" : nullptr;
 }
 
-// Spells them without that input.
-void replaceFactories(Block* block) {
-  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
-    auto* node = *it++;
+// Spells them without that input where it comes from elsewhere: what it tells is asked in front of
+// them.
+void replaceFactories(Nodes& nodes) {
+  const std::unordered_set<const Node*> members(nodes.begin(), nodes.end());
+  for (auto*& node : nodes) {
     const auto* factory = factoryFor(node);
-    if (factory == nullptr || node->inputs().size() != 6) {
+    if (factory == nullptr || members.count(node->input(0)->node()) != 0) {
       continue;
     }
     auto* graph = node->owningGraph();
     const torch::jit::WithInsertPoint guard(node);
-    auto* like = node->input(0);
-    auto ask = [&](const char* what, const c10::TypePtr& type) {
-      auto* asked = graph->insertNode(graph->create(Symbol::fromQualString(what), {like}, 1));
+    auto given = [&](size_t i, const char* otherwise, const c10::TypePtr& type) {
+      if (node->input(i)->type()->kind() != c10::NoneType::Kind) {
+        return node->input(i);
+      }
+      auto* asked =
+          graph->insertNode(graph->create(Symbol::fromQualString(otherwise), {node->input(0)}, 1));
       asked->output()->setType(type);
       return asked->output();
     };
-    const auto none = [](const Value* value) {
-      return value->type()->kind() == c10::NoneType::Kind;
-    };
-    auto* dtype = none(node->input(2)) ? ask("prim::dtype", c10::IntType::get()) : node->input(2);
-    auto* device =
-        none(node->input(4)) ? ask("prim::device", c10::DeviceObjType::get()) : node->input(4);
+    auto* dtype = given(2, "prim::dtype", c10::IntType::get());
+    auto* layout = given(3, "prim::layout", c10::IntType::get());
+    auto* device = given(4, "prim::device", c10::DeviceObjType::get());
     auto* made = graph->insertNode(
         graph->create(Symbol::fromQualString(factory),
-                      {node->input(1), dtype, node->input(3), device, node->input(5)}, 1));
+                      {node->input(1), dtype, layout, device, node->input(5)}, 1));
     made->copyMetadata(node);
     made->output()->setType(node->output()->type());
     node->output()->replaceAllUsesWith(made->output());
     node->destroy();
+    node = made;
   }
 }
 
@@ -130,7 +135,8 @@ class Finder {
       return false;
     }
     bool tensors = false;
-    for (const auto* input : node->inputs()) {
+    for (size_t i = factoryFor(node) != nullptr ? 1 : 0; i < node->inputs().size(); ++i) {
+      const auto* input = node->input(i);
       const bool tensor = isTensor(input) || isTensorList(input);
       tensors = tensors || tensor;
       const bool constant = input->node()->kind() == prim::Constant;
@@ -253,22 +259,20 @@ void takeLists(Nodes& nodes) {
 }  // namespace
 
 void oncePerSizes(const GraphPtr& graph) {
-  replaceFactories(graph->block());
   std::vector<Nodes> found;
   {
     const AliasDb aliases(graph);
     found = Finder(graph->block(), aliases).find();
   }
   for (auto& nodes : found) {
+    replaceFactories(nodes);
     takeLists(nodes);
   }
   AliasDb aliases(graph);
   for (auto& nodes : found) {
     std::sort(nodes.begin(), nodes.end(),
               [](const Node* a, const Node* b) { return a->isBefore(b); });
-    if (auto* merged = mergeIntoNode(nodes, oncePerSizesKind(), aliases)) {
-      refuse(merged, "what depends on sizes alone: computed once for each set of them");
-    }
+    mergeIntoNode(nodes, oncePerSizesKind(), aliases);
   }
 }
 

@@ -13,8 +13,7 @@ namespace {
 using attention::kKeys;
 using attention::kPanel;
 using attention::kQueries;
-
-int64_t roundUp(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
+using attention::wholePanels;
 
 template <typename T>
 const T* at(const T* data, const Attention::Strides& strides, int64_t batch, int64_t head) {
@@ -51,16 +50,16 @@ attention::Head headOf(const Attention& all, const Attention::Data& data, int64_
 // Numbers in each piece of a workspace; all begin a line of cache.
 struct Pieces {
   explicit Pieces(const Attention& all) {
-    const auto whole = roundUp(all.keys, kPanel);
+    const auto whole = wholePanels(all.keys);
     if (all.queries == 1) {
       scores = whole;
       return;
     }
     keys = whole * all.size;
-    values = all.keys * roundUp(all.value_size, kPanel);
-    query = roundUp(kQueries * all.size, kPanel);
+    values = all.keys * wholePanels(all.value_size);
+    query = wholePanels(kQueries * all.size);
     scores = kQueries * std::min(whole, kKeys);
-    sums = roundUp(kQueries * all.value_size, kPanel);
+    sums = wholePanels(kQueries * all.value_size);
   }
 
   int64_t all() const { return keys + values + query + scores + sums; }

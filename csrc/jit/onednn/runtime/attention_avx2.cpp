@@ -14,8 +14,6 @@ namespace {
 constexpr int64_t kWidth = Simd::kWidth;
 constexpr float kInfinity = __builtin_inff();
 
-int64_t roundUp(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
-
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // All bits of the lanes before `count`.
@@ -263,7 +261,7 @@ void attend(const Head& head, const Workspace& workspace, bool finite, int64_t f
   }
   for (int64_t key = 0; key < keys; key += kKeys) {
     const auto count_here = least(kKeys, keys - key);
-    const auto room = roundUp(count_here, kPanel);
+    const auto room = wholePanels(count_here);
     const gemm::Problem scores{count,
                                head.size,
                                room,
@@ -300,7 +298,7 @@ void attend(const Head& head, const Workspace& workspace, bool finite, int64_t f
                              false,
                              workspace.scores,
                              room,
-                             workspace.values + key * roundUp(head.value_size, kPanel),
+                             workspace.values + key * wholePanels(head.value_size),
                              least(kKeys, head.keys - key) * kPanel,
                              nullptr,
                              key > 0 ? workspace.sums : nullptr,

@@ -44,6 +44,12 @@ constexpr int64_t kPanel = 16;    // that of gemm::avx2
 constexpr int64_t kQueries = 64;  // that are worked on at once
 constexpr int64_t kKeys = 512;    // likewise; a multiple of kPanel
 
+// The least multiple of kPanel that is not less. In line everywhere: no instruction set's copy of
+// it may serve another.
+[[gnu::always_inline]] constexpr int64_t wholePanels(int64_t count) {
+  return (count + kPanel - 1) / kPanel * kPanel;
+}
+
 // Copies keys and values of a head. Returns whether all of them are finite.
 bool pack(const Head& head, const Workspace& workspace);
 

@@ -206,8 +206,10 @@ class PlanCompiler {
   // Values that are not fused to the binary op that reads them.
   std::unordered_set<size_t> cuts() const {
     const auto producers = producerKinds(draft_.lowered);
-    const bool product = std::any_of(draft_.lowered.ops.begin(), draft_.lowered.ops.end(),
+    const auto& ops = draft_.lowered.ops;
+    const bool product = std::any_of(ops.begin(), ops.end(),
                                      [](const OpSpec& op) { return op.kind() == OpKind::MatMul; });
+    const bool folded = std::any_of(ops.begin(), ops.end(), isFolded);
     std::unordered_set<size_t> found;
     for (const auto& op : draft_.lowered.ops) {
       if (!isBinary(op.kind())) {
@@ -222,6 +224,7 @@ class PlanCompiler {
         }
         if (draft_.request.binaries_apart ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
+            (folded && !foldsLike(value, other)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&
              isCopiedToAdd(other, value))) {
           found.insert(value.id);
@@ -248,6 +251,28 @@ class PlanCompiler {
     const auto& sizes = *operand.sizes;
     return sizes == *product.sizes || sizes.empty() ||
            c10::multiply_integers(sizes.begin(), sizes.end() - 1) == 1;
+  }
+
+  // oneDNN, 3.2 as 3.7, multiplies by a matrix in two dimensions and folds the leading ones of the
+  // data, and of what is fused to the product, into rows.
+  static bool isFolded(const OpSpec& op) {
+    const auto rank = [&](size_t i) {
+      const auto& sizes = op.inputs()[i].sizes;
+      return sizes ? sizes->size() : 0;
+    };
+    return op.kind() == OpKind::MatMul && rank(0) > 2 && rank(1) == 2;
+  }
+
+  // Whether each row of the operand still meets its row of the product then: the operand has all of
+  // them, or one.
+  static bool foldsLike(const Operand& product, const Operand& operand) {
+    if (!operand.sizes || !product.sizes || operand.sizes->empty()) {
+      return true;
+    }
+    const auto& sizes = *operand.sizes;
+    const auto& all = *product.sizes;
+    return c10::multiply_integers(sizes.begin(), sizes.end() - 1) == 1 ||
+           (sizes.size() == all.size() && std::equal(sizes.begin(), sizes.end() - 1, all.begin()));
   }
 
   static std::vector<dnnl::graph::partition> inOrder(std::vector<dnnl::graph::partition> found) {

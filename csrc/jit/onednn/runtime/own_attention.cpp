@@ -10,25 +10,14 @@
 namespace llga {
 namespace {
 
-namespace prim = torch::jit::prim;
-
 bool isAttention(const Node* node) {
   return node->kind() == torch::jit::aten::scaled_dot_product_attention;
 }
 
-// The one node of the subgraph that computes tensors, if that is attention.
+// The attention that is all a group computes; null if it computes anything else.
 const Node* soleAttention(const Graph& subgraph) {
-  const Node* sole = nullptr;
-  for (const auto* node : subgraph.nodes()) {
-    if (node->kind() == prim::Constant || isShapeArithmetic(node)) {
-      continue;
-    }
-    if (sole != nullptr || !isAttention(node)) {
-      return nullptr;
-    }
-    sole = node;
-  }
-  return sole;
+  const auto* sole = soleComputation(subgraph);
+  return sole != nullptr && isAttention(sole) ? sole : nullptr;
 }
 
 [[noreturn]] void refuse(const std::string& reason) {
