@@ -15,11 +15,11 @@ std::vector<int64_t> Linear::weightSizes() const {
   return {(outputs + avx2.panel - 1) / avx2.panel, inputs, avx2.panel};
 }
 
-at::Tensor Linear::panels(const at::Tensor& weight) const {
+void Linear::toPanels(const at::Tensor& weight, const at::Tensor& panels) const {
   const auto sizes = weightSizes();
   const auto missing = sizes[0] * avx2.panel - outputs;
   const auto whole = missing == 0 ? weight : at::constant_pad_nd(weight, {0, missing});
-  return whole.reshape({inputs, sizes[0], avx2.panel}).transpose(0, 1).contiguous();
+  panels.copy_(whole.reshape({inputs, sizes[0], avx2.panel}).transpose(0, 1));
 }
 
 void Linear::run(const Data& data) const {

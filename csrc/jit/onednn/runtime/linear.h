@@ -23,7 +23,7 @@ struct Linear {
 
   struct Data {
     const float* source;
-    const float* weight;  // as panels() made it
+    const float* weight;  // as toPanels() made it
     const float* bias;    // or null
     const float* addend;  // like the result, or null; may be the result
     float* result;        // overlaps nothing else
@@ -32,7 +32,7 @@ struct Linear {
   // Sizes of the weight in panels: panels, inputs, outputs of a panel.
   std::vector<int64_t> weightSizes() const;
   // From (inputs, outputs).
-  at::Tensor panels(const at::Tensor& weight) const;
+  void toPanels(const at::Tensor& weight, const at::Tensor& panels) const;
 
   // Source and result are dense rows.
   void run(const Data& data) const;

@@ -175,6 +175,14 @@ bool ownKernels() {
 
 bool ownAvx2Kernels() { return ownKernels() && usesAvxGemm() && canAvx2(); }
 
+namespace {
+
+// Whether those for AVX2 also stand in for oneDNN's kernels for AVX-512: of what reads memory more
+// than it computes.
+bool ownKernelsAnywhere() { return ownKernels() && (usesAvxGemm() || usesAvx512()) && canAvx2(); }
+
+}  // namespace
+
 bool winogradIsOn() {
   static const bool on = !switchedOff("LLGA_FUSER_WINOGRAD");
   return on && ownKernels();
@@ -296,8 +304,8 @@ std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const Lowere
 
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph) {
   const auto& product = *ops[0];
-  if (!ownAvx2Kernels() || product.kind() != OpKind::MatMul || isSet(product, Attr::transpose_a) ||
-      isSet(product, Attr::transpose_b)) {
+  if (!ownKernelsAnywhere() || product.kind() != OpKind::MatMul ||
+      isSet(product, Attr::transpose_a) || isSet(product, Attr::transpose_b)) {
     return std::nullopt;
   }
   auto isFloat = [](const Operand& operand) {
@@ -357,15 +365,15 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph) {
   }
   constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
   const bool row = found.rows == 1 && !found.addend;
-  const bool rows = found.rows >= kFewest && found.rectifier != Rectifier::hardswish;
+  const bool rows =
+      ownAvx2Kernels() && found.rows >= kFewest && found.rectifier != Rectifier::hardswish;
   return isFloat(found.result) && (row || rows) ? std::optional(found) : std::nullopt;
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {
   const auto& ops = graph.ops;
   constexpr size_t kFewest = 6;
-  if (!ownKernels() || !(usesAvxGemm() || usesAvx512()) || !canAvx2() || ops.size() < kFewest ||
-      !isGlobalMean(ops[0])) {
+  if (!ownKernelsAnywhere() || ops.size() < kFewest || !isGlobalMean(ops[0])) {
     return std::nullopt;
   }
   const auto& data = ops[0].inputs()[0];

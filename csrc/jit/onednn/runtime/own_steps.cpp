@@ -91,8 +91,8 @@ class OwnSteps {
       return step.inputs.size() - 1;
     };
     bind(*draft_.knownSlot(data.id), draft_.inputLayout(data.id));
-    auto transformed =
-        transformWeight(weight, kernel.weightSizes(), [&] { return kernel.transformed(weight); });
+    auto transformed = transformWeight(weight, kernel.weightSizes(),
+                                       [&](const at::Tensor& to) { kernel.transform(weight, to); });
     bind(draft_.constantSlot(transformed->data()), draft_.inputLayout(inputs[1].id));
     draft_.plan->packed.push_back(std::move(transformed));
     size_t bias = 0;
@@ -169,8 +169,8 @@ class OwnSteps {
       if (findReleasable(weight)) {
         return false;
       }
-      auto panels =
-          transformWeight(weight, kernel.weightSizes(), [&] { return kernel.panels(weight); });
+      auto panels = transformWeight(weight, kernel.weightSizes(),
+                                    [&](const at::Tensor& to) { kernel.toPanels(weight, to); });
       bind(draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
       draft_.plan->packed.push_back(std::move(panels));
     }

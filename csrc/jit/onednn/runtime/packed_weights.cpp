@@ -2,14 +2,17 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <deque>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
+
+#include "jit/onednn/runtime/weight_memory.h"
 
 namespace llga {
 namespace {
@@ -53,68 +56,214 @@ uint32_t versionOf(const at::Tensor& weight) {
   return weight.is_inference() ? 0 : static_cast<uint32_t>(weight._version());
 }
 
-// Where each element of a plain tensor like `weight` lies in `layout`, by letting oneDNN unpack
-// the numbers 0, 1, 2, ... It offers no way into a packed layout, but it has the way out of it.
-// The data type holds integers exactly up to some power of two, so that large tensors take several
-// passes, one for each digit.
-template <typename T>
-std::vector<uint32_t> positions(const at::Tensor& weight, const Layout& layout, uint32_t base) {
-  const auto slots = static_cast<uint32_t>(layout.get_mem_size() / sizeof(T));
-  auto digits = at::empty({slots}, weight.options());
-  auto unpacked = at::empty_like(weight, at::MemoryFormat::Contiguous);
-  std::vector<uint32_t> result(static_cast<size_t>(weight.numel()), 0);
-  for (uint64_t unit = 1; unit < slots; unit *= base) {
-    auto* digit = digits.data_ptr<T>();
-    for (uint32_t i = 0; i < slots; ++i) {
-      digit[i] = static_cast<T>(static_cast<float>(i / unit % base));
+// Indices along one dimension of a tensor: where they lie in its memory, and in a packed layout.
+struct Axis {
+  int64_t size;
+  int64_t stride;
+  std::vector<uint32_t> offsets;
+};
+
+// An order of numbers, padding between them, and nothing else: an element lies where the sum of the
+// offsets of its indices says.
+struct Order {
+  int64_t slots;
+  std::vector<std::vector<uint32_t>> offsets;  // by dimension
+
+  // For a tensor of these strides, so that its memory is read from one end to the other. The last
+  // axis is joined with those before it while it is short.
+  std::vector<Axis> axes(at::IntArrayRef strides) const {
+    std::vector<Axis> found;
+    for (size_t d = 0; d < offsets.size(); ++d) {
+      found.push_back({static_cast<int64_t>(offsets[d].size()), strides[d], offsets[d]});
     }
-    copyToPlain(layout, digit, unpacked);
-    const auto* found = unpacked.const_data_ptr<T>();
-    for (size_t i = 0; i < result.size(); ++i) {
-      result[i] +=
-          static_cast<uint32_t>(static_cast<float>(found[i])) * static_cast<uint32_t>(unit);
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+    constexpr int64_t kShort = 64;
+    while (found.size() > 1 && found.back().size < kShort) {
+      const auto last = std::move(found.back());
+      found.pop_back();
+      auto& before = found.back();
+      if (before.stride != last.stride * last.size) {
+        found.push_back(last);
+        break;
+      }
+      Axis joined{before.size * last.size, last.stride, {}};
+      for (const auto outer : before.offsets) {
+        for (const auto inner : last.offsets) {
+          joined.offsets.push_back(outer + inner);
+        }
+      }
+      before = std::move(joined);
     }
+    return found;
   }
-  return result;
+};
+
+// Calls visit(place in the tensor's memory, sum of offsets) for the first element of each row along
+// the last axis. Threads share the rows.
+template <typename Visit>
+void forEachRow(const std::vector<Axis>& axes, const Visit& visit) {
+  constexpr int64_t kElements = 1 << 14;  // worth a thread
+  int64_t rows = 1;
+  for (size_t d = 0; d + 1 < axes.size(); ++d) {
+    rows *= axes[d].size;
+  }
+  const auto grain = std::max<int64_t>(1, kElements / axes.back().size);
+  at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
+    for (auto row = first; row < last; ++row) {
+      int64_t place = 0;
+      uint32_t offset = 0;
+      auto rest = row;
+      for (auto d = axes.size() - 1; d-- > 0;) {
+        const auto index = rest % axes[d].size;
+        rest /= axes[d].size;
+        place += index * axes[d].stride;
+        offset += axes[d].offsets[index];
+      }
+      visit(place, offset);
+    }
+  });
 }
 
+// The order of a packed layout of tensors like `weight`, by letting oneDNN unpack the numbers 0, 1,
+// 2, ... It offers no way into a packed layout, but it has the way out of it. The data type holds
+// integers of a few bits only, so that large tensors take several passes, one for each digit.
 template <typename T>
-at::Tensor packOpaque(const at::Tensor& weight, const Layout& layout, uint32_t base) {
+Order findOrder(const at::Tensor& weight, const Layout& layout, int bits) {
   const auto slots = static_cast<int64_t>(layout.get_mem_size() / sizeof(T));
   if (slots > std::numeric_limits<int32_t>::max()) {
     throw PackError{"the packed weight has more than 2^31 elements"};
   }
-  auto where = positions<T>(weight, layout, base);
-  const auto plain = weight.contiguous();
-  auto packed = at::zeros({slots}, weight.options());
-  const auto* from = plain.const_data_ptr<T>();
-  auto* to = packed.data_ptr<T>();
-  for (size_t i = 0; i < where.size(); ++i) {
-    if (where[i] >= slots) {
-      throw PackError{"the layout is not a permutation"};
+  const auto last = static_cast<uint32_t>(slots - 1);
+  const auto digits = at::empty({slots}, weight.options());
+  const auto unpacked = at::empty(weight.sizes(), weight.options());
+  const auto* found = unpacked.const_data_ptr<T>();
+  const auto digitOf = [bits](uint32_t number, int shift) {
+    return (number >> shift) & ((1U << bits) - 1);
+  };
+  const auto unpackDigit = [&](int shift) {
+    auto* digit = digits.mutable_data_ptr<T>();
+    at::parallel_for(0, slots, 1 << 15, [&](int64_t from, int64_t to) {
+      for (auto i = from; i < to; ++i) {
+        digit[i] = static_cast<T>(static_cast<float>(digitOf(static_cast<uint32_t>(i), shift)));
+      }
+    });
+    copyToPlain(layout, digit, unpacked);
+  };
+
+  Order order{slots, {}};
+  for (const auto size : weight.sizes()) {
+    order.offsets.emplace_back(size, 0U);
+  }
+  uint32_t start = 0;
+  for (int shift = 0; shift < 32 && last >> shift != 0; shift += bits) {
+    unpackDigit(shift);
+    const auto read = [&](int64_t place) {
+      return static_cast<uint32_t>(static_cast<float>(found[place])) << shift;
+    };
+    start += read(0);
+    for (int64_t d = 0; d < weight.dim(); ++d) {
+      for (int64_t i = 0; i < weight.size(d); ++i) {
+        order.offsets[d][i] += read(i * unpacked.stride(d));
+      }
     }
-    to[where[i]] = from[i];
   }
-  where = {};  // as large as the weight
-  // Proof that it is the layout's own order, and nothing but an order.
-  auto back = at::empty_like(plain);
-  copyToPlain(layout, to, back);
-  if (std::memcmp(back.const_data_ptr(), plain.const_data_ptr(), plain.nbytes()) != 0) {
-    throw PackError{"the packed weight does not unpack to itself"};
+  // So far each holds the position of its element on the axis; unsigned differences are exact.
+  for (size_t d = 0; d < order.offsets.size(); ++d) {
+    for (auto& offset : order.offsets[d]) {
+      offset -= d == 0 ? 0 : start;
+    }
   }
+
+  // Proof that all elements lie where the sums say, each in a place of its own.
+  const auto axes = order.axes(unpacked.strides());
+  const auto& row = axes.back();
+  std::atomic<bool> holds{true};
+  for (int shift = 0; shift < 32 && last >> shift != 0; shift += bits) {
+    unpackDigit(shift);
+    forEachRow(axes, [&](int64_t place, uint32_t offset) {
+      bool same = true;
+      for (int64_t i = 0; i < row.size; ++i) {
+        const auto digit = static_cast<uint32_t>(static_cast<float>(found[place + i * row.stride]));
+        const auto position = offset + row.offsets[i];
+        same = same && position <= last && digit == digitOf(position, shift);
+      }
+      if (!same) {
+        holds = false;
+      }
+    });
+  }
+  std::vector<std::atomic<uint8_t>> taken(holds ? slots : 0);
+  if (holds) {
+    forEachRow(axes, [&](int64_t, uint32_t offset) {
+      for (const auto more : row.offsets) {
+        if (taken[offset + more].exchange(1, std::memory_order_relaxed) != 0) {
+          holds = false;
+        }
+      }
+    });
+  }
+  if (!holds) {
+    throw PackError{"the layout is not an order of the numbers"};
+  }
+  return order;
+}
+
+template <typename T>
+at::Tensor pack(const at::Tensor& weight, const Order& order) {
+  auto packed = allocateWeight({order.slots}, weight.options());
+  auto* to = packed.mutable_data_ptr<T>();
+  if (order.slots != weight.numel()) {
+    packed.zero_();
+  }
+  const auto* from = weight.const_data_ptr<T>();
+  const auto axes = order.axes(weight.strides());
+  const auto& row = axes.back();
+  forEachRow(axes, [&](int64_t place, uint32_t offset) {
+    for (int64_t i = 0; i < row.size; ++i) {
+      to[offset + row.offsets[i]] = from[place + i * row.stride];
+    }
+  });
   return packed;
 }
 
+// By layout. They are small, and networks repeat their layers.
+const Order& orderOf(const at::Tensor& weight, const Layout& layout) {
+  static auto* known = new std::deque<std::pair<Layout, Order>>;  // behind the registry's lock
+  constexpr size_t kMost = 256;
+  const auto found = std::find_if(known->begin(), known->end(),
+                                  [&](const auto& entry) { return entry.first.is_equal(layout); });
+  if (found != known->end()) {
+    return found->second;
+  }
+  if (known->size() == kMost) {
+    known->pop_front();
+  }
+  const auto find = [&] {
+    switch (weight.scalar_type()) {
+      case at::kFloat:
+        return findOrder<float>(weight, layout, 24);
+      case at::kBFloat16:
+        return findOrder<at::BFloat16>(weight, layout, 8);
+      case at::kChar:
+        return findOrder<int8_t>(weight, layout, 7);
+      default:
+        throw PackError{"only int8, float32 and bfloat16 weights are packed"};
+    }
+  };
+  known->emplace_back(layout, find());
+  return known->back().second;
+}
+
 at::Tensor packOpaque(const at::Tensor& weight, const Layout& layout) {
+  const auto& order = orderOf(weight, layout);
   switch (weight.scalar_type()) {
     case at::kFloat:
-      return packOpaque<float>(weight, layout, 1U << 24);
+      return pack<float>(weight, order);
     case at::kBFloat16:
-      return packOpaque<at::BFloat16>(weight, layout, 1U << 8);
-    case at::kChar:
-      return packOpaque<int8_t>(weight, layout, 1U << 7);
+      return pack<at::BFloat16>(weight, order);
     default:
-      throw PackError{"only int8, float32 and bfloat16 weights are packed"};
+      return pack<int8_t>(weight, order);
   }
 }
 
@@ -123,7 +272,7 @@ at::Tensor packStrided(const at::Tensor& weight, const Layout& layout, Placement
   const auto bytes =
       at::detail::computeStorageNbytes(layout.get_dims(), layout.get_strides(), item);
   const auto offset = placement == Placement::unaligned ? kUnalignedBy / item : 0;
-  auto memory = at::empty({static_cast<int64_t>(bytes / item + offset)}, weight.options());
+  auto memory = allocateWeight({static_cast<int64_t>(bytes / item + offset)}, weight.options());
   auto packed =
       memory.as_strided(layout.get_dims(), layout.get_strides(), static_cast<int64_t>(offset));
   packed.copy_(weight);
@@ -177,10 +326,14 @@ PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Place
 }
 
 PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes,
-                                const std::function<at::Tensor()>& transform) {
+                                const std::function<void(const at::Tensor&)>& transform) {
   const Layout wanted(0, dnnl::graph::logical_tensor::data_type::f32, sizes,
                       c10::TensorType::contiguousStridesOf(sizes));
-  return shared(weight, wanted, Placement::aligned, transform);
+  return shared(weight, wanted, Placement::aligned, [&] {
+    auto result = allocateWeight(sizes, weight.options());
+    transform(result);
+    return result;
+  });
 }
 
 size_t packedBytes() { return live_bytes; }

@@ -47,10 +47,10 @@ enum class Placement {
 // `weight` in layout `layout`; packed now unless some plan already has it. Throws PackError.
 PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement);
 
-// What `transform` makes of `weight`, dense float32; `sizes` are the result's, and of all
-// transformations of a weight only this one has them.
+// What `transform` makes of `weight` and writes to the contiguous float32 tensor that it is given;
+// `sizes` are the result's, and of all transformations of a weight only this one has them.
 PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes,
-                                const std::function<at::Tensor()>& transform);
+                                const std::function<void(const at::Tensor&)>& transform);
 
 // Bytes of all packed weights alive.
 size_t packedBytes();

@@ -73,7 +73,7 @@ Factors factors(int64_t tile) {
 }
 
 // G w G', each number `stride` behind the one before.
-void transform(const Factors& g, const float* weight, float* to, int64_t stride) {
+void transformTile(const Factors& g, const float* weight, float* to, int64_t stride) {
   for (const auto& down : g) {
     std::array<double, 3> row{};
     for (size_t x = 0; x < 3; ++x) {
@@ -107,23 +107,24 @@ std::vector<int64_t> WinogradConvolution::weightSizes() const {
   return {winograd::points(tile), panels(outputs), inputs, kernels()->panel};
 }
 
-at::Tensor WinogradConvolution::transformed(const at::Tensor& weight) const {
+void WinogradConvolution::transform(const at::Tensor& weight, const at::Tensor& transformed) const {
   const auto panel = kernels()->panel;
   const auto g = factors(tile);
-  auto result = at::zeros(weightSizes(), weight.options());
+  if (outputs % panel != 0) {
+    transformed.zero_();
+  }
   const auto* from = weight.const_data_ptr<float>();
-  auto* to = result.mutable_data_ptr<float>();
+  auto* to = transformed.mutable_data_ptr<float>();
   at::parallel_for(0, panels(outputs), 1, [&](int64_t first, int64_t last) {
     for (auto p = first; p < last; ++p) {
       for (int64_t i = 0; i < inputs; ++i) {
         for (auto o = p * panel; o < std::min((p + 1) * panel, outputs); ++o) {
-          transform(g, from + (o * inputs + i) * 9, to + (p * inputs + i) * panel + o % panel,
-                    result.stride(0));
+          transformTile(g, from + (o * inputs + i) * 9, to + (p * inputs + i) * panel + o % panel,
+                        transformed.stride(0));
         }
       }
     }
   });
-  return result;
 }
 
 void WinogradConvolution::run(const Data& data) const {

@@ -29,7 +29,7 @@ struct WinogradConvolution {
   struct Data {
     const float* source;
     const float* weight;  // transformed
-    const float* plain;   // as transformed() got it, dense
+    const float* plain;   // as transform() got it, dense
     const float* bias;    // or null
     const float* addend;  // like the result, or null; may be the result
     float* result;        // overlaps nothing else
@@ -46,7 +46,7 @@ struct WinogradConvolution {
   // Sizes of the transformed weight: points of a tile, panels, inputs, outputs of a panel.
   std::vector<int64_t> weightSizes() const;
   // From dense (outputs, inputs, 3, 3).
-  at::Tensor transformed(const at::Tensor& weight) const;
+  void transform(const at::Tensor& weight, const at::Tensor& transformed) const;
 
   // Of a finite weight below 1e30: infinities, NaN and overflows reach the results that they reach
   // in eager.
