@@ -45,6 +45,7 @@ from util import (
     fused_graph,
     fuses,
     has_avx2_kernels,
+    has_own_attention,
     has_own_kernels,
     net,
     onednn_version,
@@ -1107,6 +1108,7 @@ class Attention(NamedTuple):
     options: str = ""
     mask: Callable[[int, int], Tensor] | None = None
     own: bool = True
+    dtype: torch.dtype = torch.float32
 
 
 def lower(queries: int, keys: int) -> Tensor:
@@ -1157,6 +1159,37 @@ ATTENTION = {
     "grouped": Attention(2, 8, key_heads=2, options="enable_gqa=True"),
     "large": Attention(1, 1, 300, 300, options="scale=40.0"),
 }
+# bfloat16: without AMX, which PyTorch's has.
+ATTENTION |= {
+    f"bf16_{name}": ATTENTION[name]._replace(dtype=torch.bfloat16)
+    for name in (
+        *("odd", "wide", "blocks_of_keys", "one_query", "one_query_and_mask", "two_queries"),
+        *(
+            "few_keys",
+            "fewer_keys",
+            "one_key",
+            "other_values",
+            "lower",
+            "rows",
+            "causal",
+            "grouped",
+        ),
+    )
+} | {
+    "bf16_mask": Attention(
+        queries=30,
+        keys=45,
+        options="attn_mask=m",
+        mask=lambda q, k: torch.randn(2, q, k).bfloat16(),
+        dtype=torch.bfloat16,
+    ),
+    "bf16_float_mask": Attention(
+        keys=45,
+        options="attn_mask=m",
+        mask=lambda q, k: torch.randn(2, q, k),
+        dtype=torch.bfloat16,
+    ),
+}
 
 
 @pytest.mark.usefixtures("all_threads")
@@ -1169,16 +1202,18 @@ def test_attention_by_own_kernel(case: str) -> None:
     m = net(code.format(", ".join(split)), "q, k, v, m").eval()
     key_heads = c.key_heads or c.heads
     size = c.value_size or c.size
-    q = torch.randn(c.batch, c.queries, c.heads, 3 * c.size)[..., : c.size]
-    k, v = torch.randn(c.batch, c.keys, key_heads, c.size + size).split([c.size, size], -1)
+    q = torch.randn(c.batch, c.queries, c.heads, 3 * c.size).to(c.dtype)[..., : c.size]
+    both = torch.randn(c.batch, c.keys, key_heads, c.size + size).to(c.dtype)
+    k, v = both.split([c.size, size], -1)
     mask = c.mask(c.queries, c.keys) if c.mask else torch.zeros(1)
     with torch.no_grad():
         script = to_script(m, [q, k, v, mask])
         before = llga_fuser.cache_info().fallbacks
         for _ in range(3):
             assert_same(script(q, k, v, mask), m(q, k, v, mask))
-    own = c.own and has_avx2_kernels()
-    assert ("llga_attention:avx2" in kernels_of(m, q, k, v, mask)) == own
+    own = c.own and has_own_attention(c.dtype)
+    kernel = f"llga_attention:{'avx2' if has_avx2_kernels() else 'avx512'}"
+    assert (kernel in kernels_of(m, q, k, v, mask)) == own
     assert llga_fuser.cache_info().fallbacks == before or not own
 
 

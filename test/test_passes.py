@@ -17,7 +17,7 @@ from torch.testing import FileCheck
 
 import llga_fuser
 from llga_fuser import _C
-from util import has_avx2_kernels, walk
+from util import has_own_attention, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -1320,7 +1320,7 @@ graph(%x : {qkv}):
 QKV = "Float(3, 1, 2, 20, 16, strides=[640, 640, 320, 16, 1])"
 
 
-@pytest.mark.skipif(not has_avx2_kernels(), reason="attention is PyTorch's with AVX-512")
+@pytest.mark.skipif(not has_own_attention(torch.float32), reason="attention is PyTorch's")
 @pytest.mark.parametrize(("causal", "finite"), [("%no", "[0, 0, 0]"), ("%yes", "[0, 1, 1]")])
 def test_attention_is_a_group(causal: str, finite: str) -> None:
     """Keys and values are looked at where a causal mask hides some of them."""
@@ -1332,15 +1332,15 @@ def test_attention_is_a_group(causal: str, finite: str) -> None:
     assert "aten::scaled_dot_product_attention" not in kinds(graph)
 
 
-@pytest.mark.skipif(not has_avx2_kernels(), reason="attention is PyTorch's with AVX-512")
+@pytest.mark.skipif(not has_own_attention(torch.float32), reason="attention is PyTorch's")
 @pytest.mark.parametrize(
     ("qkv", "dropout"),
     [
         (QKV, "0.1"),
-        (QKV.replace("Float", "BFloat16"), "0."),
+        (QKV.replace("Float", "Half"), "0."),
         (QKV.replace("Float", "Double"), "0."),
     ],
-    ids=["dropout", "bfloat16", "double"],
+    ids=["dropout", "half", "double"],
 )
 def test_attention_is_no_group(qkv: str, dropout: str) -> None:
     """The data type is that of the tensor that query, key and value are views of."""

@@ -414,6 +414,13 @@ def has_own_kernels() -> bool:
     return has_avx2_kernels() or isa.startswith("avx512")
 
 
+def has_own_attention(dtype: torch.dtype) -> bool:
+    """Whether attention is the fuser's own: in bf16 only where PyTorch has no matrix units."""
+    isa = llga_fuser._C.runtime_info()["isa"]
+    narrow = isa.startswith("avx512") and "amx" not in isa
+    return has_own_kernels() and (dtype == torch.float32 or narrow)
+
+
 def onednn_version() -> tuple[int, ...]:
     """Of the oneDNN that runs, for what only newer versions can do."""
     return tuple(int(i) for i in llga_fuser._C.runtime_info()["onednn"].split(".")[:2])

@@ -10,39 +10,49 @@
 namespace llga {
 namespace {
 
+using attention::Bfloat16;
 using attention::kKeys;
-using attention::kPanel;
 using attention::kQueries;
-using attention::wholePanels;
 
 template <typename T>
-const T* at(const T* data, const Attention::Strides& strides, int64_t batch, int64_t head) {
-  return data + batch * strides.batch + head * strides.head;
+const T* at(const void* data, const Attention::Strides& strides, int64_t batch, int64_t head) {
+  return static_cast<const T*>(data) + batch * strides.batch + head * strides.head;
 }
 
-attention::Head headOf(const Attention& all, const Attention::Data& data, int64_t index) {
+template <typename T>
+attention::Head<T> headOf(const Attention& all, const Attention::Data& data, int64_t index) {
   const auto batch = index / all.heads;
   const auto head = index % all.heads;
   const auto key_head = head / (all.heads / all.key_heads);
-  attention::Head one{
+  attention::Head<T> one{
       all.queries,
       all.keys,
       all.size,
       all.value_size,
       all.scale,
       all.causal,
-      {at(data.query, all.query_strides, batch, head), all.query_strides.row},
-      {at(data.key, all.key_strides, batch, key_head), all.key_strides.row},
-      {at(data.value, all.value_strides, batch, key_head), all.value_strides.row},
+      {at<T>(data.query, all.query_strides, batch, head), all.query_strides.row},
+      {at<T>(data.key, all.key_strides, batch, key_head), all.key_strides.row},
+      {at<T>(data.value, all.value_strides, batch, key_head), all.value_strides.row},
+      nullptr,
       nullptr,
       nullptr,
       all.mask_strides.row,
-      data.result + batch * all.result_strides.batch + head * all.result_strides.head,
+      static_cast<T*>(data.result) + batch * all.result_strides.batch +
+          head * all.result_strides.head,
       all.result_strides.row};
-  if (all.mask == Attention::Mask::allowed) {
-    one.allowed = at(static_cast<const bool*>(data.mask), all.mask_strides, batch, head);
-  } else if (all.mask == Attention::Mask::added) {
-    one.added = at(static_cast<const float*>(data.mask), all.mask_strides, batch, head);
+  switch (all.mask) {
+    case Attention::Mask::none:
+      break;
+    case Attention::Mask::allowed:
+      one.allowed = at<bool>(data.mask, all.mask_strides, batch, head);
+      break;
+    case Attention::Mask::added_float32:
+      one.added = at<float>(data.mask, all.mask_strides, batch, head);
+      break;
+    case Attention::Mask::added_bfloat16:
+      one.added_narrow = at<Bfloat16>(data.mask, all.mask_strides, batch, head);
+      break;
   }
   return one;
 }
@@ -50,16 +60,19 @@ attention::Head headOf(const Attention& all, const Attention::Data& data, int64_
 // Numbers in each piece of a workspace; all begin a line of cache.
 struct Pieces {
   explicit Pieces(const Attention& all) {
-    const auto whole = wholePanels(all.keys);
+    const auto panels = [&](int64_t count) {
+      return attention::wholePanels(count, all.kernels->panel);
+    };
+    const auto whole = panels(all.keys);
     if (all.queries == 1) {
       scores = whole;
       return;
     }
     keys = whole * all.size;
-    values = all.keys * wholePanels(all.value_size);
-    query = wholePanels(kQueries * all.size);
+    values = all.keys * panels(all.value_size);
+    query = panels(kQueries * all.size);
     scores = kQueries * std::min(whole, kKeys);
-    sums = wholePanels(kQueries * all.value_size);
+    sums = panels(kQueries * all.value_size);
   }
 
   int64_t all() const { return keys + values + query + scores + sums; }
@@ -79,16 +92,17 @@ struct Pieces {
   int64_t sums = 0;
 };
 
-}  // namespace
-
-void Attention::run(const Data& data) const {
+template <typename T>
+void runAs(const Attention& all, const attention::Functions<T>& functions,
+           const Attention::Data& data) {
   constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
-  const auto blocks = (queries + kQueries - 1) / kQueries;
-  const auto units = batch * heads * blocks;
-  const auto products = batch * heads * queries * keys * (size + value_size);
+  const auto blocks = (all.queries + kQueries - 1) / kQueries;
+  const auto units = all.batch * all.heads * blocks;
+  const auto products =
+      all.batch * all.heads * all.queries * all.keys * (all.size + all.value_size);
   const auto worth = std::clamp<int64_t>(products / kForOne, 1, at::get_num_threads());
   const auto parts = std::min(worth, units);
-  const Pieces pieces(*this);
+  const Pieces pieces(all);
   const auto memory = arena()->allocate(static_cast<size_t>(parts * pieces.all()) * sizeof(float));
   at::parallel_for(0, parts, 1, [&](int64_t first_part, int64_t last_part) {
     for (auto part = first_part; part < last_part; ++part) {
@@ -96,22 +110,33 @@ void Attention::run(const Data& data) const {
       int64_t packed = -1;
       bool finite = false;
       for (auto unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
-        const auto head = headOf(*this, data, unit / blocks);
-        if (queries == 1) {
-          attention::attendAlone(head, workspace.scores);
+        const auto head = headOf<T>(all, data, unit / blocks);
+        if (all.queries == 1) {
+          functions.attendAlone(head, workspace.scores);
           continue;
         }
-        const auto key_head = unit / blocks / (heads / key_heads);
+        const auto key_head = unit / blocks / (all.heads / all.key_heads);
         if (key_head != packed) {
-          finite = attention::pack(head, workspace);
+          finite = functions.pack(head, workspace);
           packed = key_head;
         }
         const auto block = unit % blocks;
-        const auto first = queries * block / blocks;
-        attention::attend(head, workspace, finite, first, queries * (block + 1) / blocks - first);
+        const auto first = all.queries * block / blocks;
+        functions.attend(head, workspace, finite, first,
+                         all.queries * (block + 1) / blocks - first);
       }
     }
   });
+}
+
+}  // namespace
+
+void Attention::run(const Data& data) const {
+  if (type == Type::float32) {
+    runAs(*this, kernels->wide, data);
+  } else {
+    runAs(*this, kernels->narrow, data);
+  }
 }
 
 }  // namespace llga

@@ -1,21 +1,26 @@
-// Scaled dot product attention of float32 data, on processors with AVX2.
+// Scaled dot product attention of float32 or bfloat16 data, on processors with AVX2 or AVX-512.
 //
 // PyTorch's kernel gives the products of each head to a BLAS, call by call, at half to two thirds
 // of the speed that a core has, and at a third of it with a boolean mask. Here they are those of
 // our linear layers (gemm_blocks.h), with keys and values copied to panels once a head, but for a
-// query alone.
+// query alone. bfloat16 data are computed in float32.
 //
 // attention_blocks.h has the arithmetic of one block of queries; here the work is divided.
 #pragma once
 
 #include <cstdint>
 
+namespace llga::attention {
+struct Kernels;
+}
+
 namespace llga {
 
-// Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
-// AVX2 and FMA.
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does.
 struct Attention {
-  enum class Mask { none, allowed, added };  // booleans; numbers that are added to the scores
+  enum class Type { float32, bfloat16 };
+  // Booleans; numbers that are added to the scores, of either type.
+  enum class Mask { none, allowed, added_float32, added_bfloat16 };
 
   // From one to the next, in numbers; the numbers of a row lie together.
   struct Strides {
@@ -24,6 +29,8 @@ struct Attention {
     int64_t row;
   };
 
+  const attention::Kernels* kernels;  // for an instruction set that the processor has
+  Type type;                          // of all but the mask
   int64_t batch;
   int64_t heads;
   int64_t key_heads;  // each is that of heads / key_heads neighbours
@@ -41,11 +48,11 @@ struct Attention {
   Strides result_strides;
 
   struct Data {
-    const float* query;
-    const float* key;
-    const float* value;
+    const void* query;
+    const void* key;
+    const void* value;
     const void* mask;  // or null
-    float* result;     // overlaps nothing else
+    void* result;      // overlaps nothing else
   };
 
   // NaN and infinities reach the results that they reach in eager, but for those of values that a

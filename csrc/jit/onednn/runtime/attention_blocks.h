@@ -6,13 +6,17 @@
 
 namespace llga::attention {
 
+using Bfloat16 = uint16_t;  // its bits
+
 // Rows of `size` numbers that are `stride` numbers apart.
+template <typename T>
 struct Rows {
-  const float* data;
+  const T* data;
   int64_t stride;
 };
 
-// One head of one element of the batch.
+// One head of one element of the batch; T is float or Bfloat16.
+template <typename T>
 struct Head {
   int64_t queries;
   int64_t keys;
@@ -21,13 +25,14 @@ struct Head {
   float scale;
   bool causal;  // query i meets the keys 0 to i
 
-  Rows query;
-  Rows key;
-  Rows value;
-  const bool* allowed;  // (query, key), or null
-  const float* added;   // likewise
-  int64_t mask_stride;  // from query to query of either
-  float* result;        // (query, number)
+  Rows<T> query;
+  Rows<T> key;
+  Rows<T> value;
+  const bool* allowed;           // (query, key), or null
+  const float* added;            // likewise
+  const Bfloat16* added_narrow;  // likewise; of the three masks one at most
+  int64_t mask_stride;           // from query to query of any
+  T* result;                     // (query, number)
   int64_t result_stride;
 };
 
@@ -40,26 +45,39 @@ struct Workspace {
   float* sums;
 };
 
-constexpr int64_t kPanel = 16;    // that of gemm::avx2
 constexpr int64_t kQueries = 64;  // that are worked on at once
-constexpr int64_t kKeys = 512;    // likewise; a multiple of kPanel
+constexpr int64_t kKeys = 512;    // likewise; a multiple of all panels
 
-// The least multiple of kPanel that is not less. In line everywhere: no instruction set's copy of
+// The least multiple of a panel that is not less. In line everywhere: no instruction set's copy of
 // it may serve another.
-[[gnu::always_inline]] constexpr int64_t wholePanels(int64_t count) {
-  return (count + kPanel - 1) / kPanel * kPanel;
+[[gnu::always_inline]] constexpr int64_t wholePanels(int64_t count, int64_t panel) {
+  return (count + panel - 1) / panel * panel;
 }
 
-// Copies keys and values of a head. Returns whether all of them are finite.
-bool pack(const Head& head, const Workspace& workspace);
+template <typename T>
+struct Functions {
+  // Copies keys and values of a head. Returns whether all of them are finite.
+  bool (*pack)(const Head<T>& head, const Workspace& workspace);
 
-// The results of `count` queries from the `first` on, at most kQueries of them. `finite`: what
-// pack() returned.
-void attend(const Head& head, const Workspace& workspace, bool finite, int64_t first,
-            int64_t count);
+  // The results of `count` queries from the `first` on, at most kQueries of them. `finite`: what
+  // pack() returned.
+  void (*attend)(const Head<T>& head, const Workspace& workspace, bool finite, int64_t first,
+                 int64_t count);
 
-// The result of the one query of a head, from keys and values where they lie. `scores`: room for
-// all keys, up to a multiple of kPanel.
-void attendAlone(const Head& head, float* scores);
+  // The result of the one query of a head, from keys and values where they lie. `scores`: room for
+  // all keys, up to a whole panel.
+  void (*attendAlone)(const Head<T>& head, float* scores);
+};
+
+// What there is for one instruction set.
+struct Kernels {
+  const char* name;
+  int64_t panel;  // keys, or numbers of values, that lie together
+  Functions<float> wide;
+  Functions<Bfloat16> narrow;
+};
+
+extern const Kernels avx2;
+extern const Kernels avx512;
 
 }  // namespace llga::attention

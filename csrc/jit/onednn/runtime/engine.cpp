@@ -164,6 +164,12 @@ bool usesAvx512() {
   return uses;
 }
 
+bool usesAmx() {
+  static const bool uses = dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx ||
+                           dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx_fp16;
+  return uses;
+}
+
 bool supportsBf16() { return usesAvx512(); }  // avx2_vnni_2 has a few kernels only
 
 }  // namespace llga

@@ -30,6 +30,9 @@ std::string effectiveIsa();
 // Whether oneDNN uses AVX-512 on this processor (and with ONEDNN_MAX_CPU_ISA).
 bool usesAvx512();
 
+// Whether it uses AMX.
+bool usesAmx();
+
 // Whether oneDNN has bfloat16 kernels there.
 bool supportsBf16();
 

@@ -39,5 +39,6 @@ struct Kernels {
 };
 
 extern const Kernels avx2;
+extern const Kernels avx512;
 
 }  // namespace llga::gemm

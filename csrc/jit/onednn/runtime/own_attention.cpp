@@ -5,10 +5,29 @@
 #include <algorithm>
 #include <cmath>
 
+#include "jit/onednn/runtime/attention_blocks.h"
+#include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_kernels.h"
 
 namespace llga {
 namespace {
+
+// Of the instruction set that oneDNN uses; null without any.
+const attention::Kernels* kernels() {
+  static const auto* found = [] {
+    if (ownAvx2Kernels()) {
+      return &attention::avx2;
+    }
+    const bool avx512 = ownKernels() && usesAvx512() && __builtin_cpu_supports("avx512f") != 0;
+    return avx512 ? &attention::avx512 : nullptr;
+  }();
+  return found;
+}
+
+// bfloat16 where PyTorch has neither vectors of it nor matrix units for it.
+bool takes(std::optional<at::ScalarType> dtype) {
+  return dtype == at::kFloat || (dtype == at::kBFloat16 && supportsBf16() && !usesAmx());
+}
 
 bool isAttention(const Node* node) {
   return node->kind() == torch::jit::aten::scaled_dot_product_attention;
@@ -45,11 +64,14 @@ class Finder {
     const auto v = operand("value");
     FoundAttention found{{},      named("query"), named("key"), named("value"),
                          nullptr, node_->output()};
-    if (request_.facts->tensor(found.result).dtype != at::kFloat) {
-      refuse("its result is no float32: autocast");
+    const auto dtype = request_.facts->tensor(node_->namedInput("query")).dtype;
+    if (!takes(dtype) || request_.facts->tensor(found.result).dtype != dtype) {
+      refuse("our kernel takes float32, bfloat16 on some processors, without autocast");
     }
     const auto result = described(found.result, *request_.facts->tensor(found.result).strides);
     auto& kernel = found.kernel;
+    kernel.kernels = kernels();
+    kernel.type = dtype == at::kFloat ? Attention::Type::float32 : Attention::Type::bfloat16;
     kernel.batch = q.sizes[0];
     kernel.heads = q.sizes[1];
     kernel.key_heads = k.sizes[1];
@@ -94,8 +116,8 @@ class Finder {
 
   Operand4 operand(const char* argument) const {
     const auto* value = named(argument);
-    if (request_.facts->tensor(value).dtype != at::kFloat) {
-      refuse("our kernel takes float32");
+    if (request_.facts->tensor(value).dtype != request_.facts->tensor(named("query")).dtype) {
+      refuse("query, key and value have different data types");
     }
     return described(value, stridesOf(value));
   }
@@ -133,8 +155,22 @@ class Finder {
     auto& kernel = found.kernel;
     const auto facts = request_.facts->tensor(found.mask);
     const auto strides = stridesOf(found.mask);
-    if (facts.dtype != at::kBool && facts.dtype != at::kFloat) {
-      refuse("our kernel takes masks of booleans or float32");
+    switch (facts.dtype.value_or(at::kDouble)) {
+      case at::kBool:
+        kernel.mask = Attention::Mask::allowed;
+        break;
+      case at::kFloat:
+        kernel.mask = Attention::Mask::added_float32;
+        break;
+      case at::kBFloat16:
+        kernel.mask = Attention::Mask::added_bfloat16;
+        break;
+      default:
+        refuse("our kernel takes masks of booleans, float32 or bfloat16");
+    }
+    if (kernel.mask == Attention::Mask::added_bfloat16 &&
+        kernel.type != Attention::Type::bfloat16) {
+      refuse("a bfloat16 mask of float32 data");  // an error in PyTorch
     }
     const Shape wanted{kernel.batch, kernel.heads, kernel.queries, kernel.keys};
     auto mask = padded(*facts.sizes, strides);
@@ -150,7 +186,6 @@ class Finder {
                       "{}, strides {}",
                       kernel.keys, toText(*facts.sizes), toText(strides)));
     }
-    kernel.mask = facts.dtype == at::kBool ? Attention::Mask::allowed : Attention::Mask::added;
     kernel.mask_strides = mask.rows();
   }
 
@@ -161,22 +196,21 @@ class Finder {
 }  // namespace
 
 bool isOwnAttention(const Node* node, const Facts& facts) {
-  if (!isAttention(node) || !ownAvx2Kernels() ||
+  if (!isAttention(node) || kernels() == nullptr ||
       facts.constant(node->namedInput("dropout_p")) != c10::IValue(0.0)) {
     return false;
   }
-  auto isFloat = [&](const char* argument) {
-    return facts.tensor(node->namedInput(argument)).dtype == at::kFloat;
-  };
-  return isFloat("query") && isFloat("key") && isFloat("value");
+  const auto dtype = facts.tensor(node->namedInput("query")).dtype;
+  return takes(dtype) && facts.tensor(node->namedInput("key")).dtype == dtype &&
+         facts.tensor(node->namedInput("value")).dtype == dtype;
 }
 
 bool isOwnAttentionGroup(const Graph& subgraph) {
-  return ownAvx2Kernels() && soleAttention(subgraph) != nullptr;
+  return kernels() != nullptr && soleAttention(subgraph) != nullptr;
 }
 
 std::optional<FoundAttention> findAttention(const CompileRequest& request) {
-  const auto* node = ownAvx2Kernels() ? soleAttention(*request.subgraph) : nullptr;
+  const auto* node = kernels() != nullptr ? soleAttention(*request.subgraph) : nullptr;
   return node != nullptr ? std::optional(Finder(request, node).find()) : std::nullopt;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/channel_shuffle.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/linear.h"
@@ -358,11 +359,9 @@ class OwnSteps {
     draft_.addResult(step,
                      strided(found.result->unique(), *facts.dtype, *facts.sizes, *facts.strides));
     step.kernel = {[kernel = found.kernel, masked](auto from, auto to) {
-                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
-                     kernel.run({data(0), data(1), data(2), masked ? from[3] : nullptr,
-                                 static_cast<float*>(to[0])});
+                     kernel.run({from[0], from[1], from[2], masked ? from[3] : nullptr, to[0]});
                    },
-                   "attention", "llga_attention:avx2"};
+                   "attention", found.kernel.kernels->name};
     draft_.plan->steps.push_back(std::move(step));
   }
 

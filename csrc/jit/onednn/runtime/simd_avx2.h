@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#define LLGA_VECTOR_WIDTH 8
+#define LLGA_VECTOR_TARGET
+
 namespace llga {
 namespace {
 
@@ -25,6 +28,41 @@ struct Simd {
   static V max(V a, V b) { return _mm256_max_ps(a, b); }
   static bool isZero(V v) {
     return _mm256_movemask_ps(_mm256_cmp_ps(v, zero(), _CMP_EQ_OQ)) == 0xFF;
+  }
+
+  // The first `count` numbers, 0 behind them; nothing else is read.
+  static V loadFirst(const float* from, int64_t count) {
+    return _mm256_maskload_ps(from, lanesBefore(count));
+  }
+  // bfloat16 numbers.
+  static V load(const uint16_t* from) {
+    return widened(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static V loadFirst(const uint16_t* from, int64_t count) {
+    uint16_t numbers[kWidth] = {};
+    for (int64_t i = 0; i < count && i < kWidth; ++i) {
+      numbers[i] = from[i];
+    }
+    return load(numbers);
+  }
+  // All bits of the lanes whose byte, of eight, is not 0.
+  static __m256i lanesOf(const uint8_t* bytes) {
+    const auto wide =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm256_cmpgt_epi32(wide, _mm256_setzero_si256());
+  }
+  static __m256i lanesBefore(int64_t count) {
+    const auto end = static_cast<int32_t>(count < kWidth ? count : kWidth);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(end), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  // `a` in these lanes, `b` in the others.
+  static V select(__m256i lanes, V a, V b) {
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(lanes));
+  }
+
+ private:
+  static V widened(__m128i numbers) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(numbers), 16));
   }
 };
 

@@ -1,4 +1,8 @@
-// exp() of a register of AVX2, for the sources that have kernels for it.
+// exp() of a register. Included by a source that is compiled for an instruction set, or has functions
+// that are, behind
+//
+//   LLGA_VECTOR_WIDTH   numbers of a register
+//   LLGA_VECTOR_TARGET  gnu::target(...), or empty where it is that of the source
 //
 // In an unnamed namespace, so that what one source compiles stays there. Arithmetic, comparisons
 // and ?: of these vectors go number by number.
@@ -9,13 +13,11 @@
 namespace llga {
 namespace {
 
-constexpr int64_t kVectorWidth = 8;
+constexpr int64_t kVectorWidth = LLGA_VECTOR_WIDTH;
 using Vector [[gnu::vector_size(kVectorWidth * sizeof(float))]] = float;
 using Bits [[gnu::vector_size(kVectorWidth * sizeof(float))]] = uint32_t;
 
-#define LLGA_AVX2 gnu::target("avx2,fma")
-
-[[LLGA_AVX2, gnu::always_inline]] inline Vector between(float least, Vector x, float most) {
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector between(float least, Vector x, float most) {
   const Vector low = x < least ? Vector{} + least : x;  // NaN stays NaN
   return low > most ? Vector{} + most : low;
 }
@@ -27,7 +29,7 @@ struct Reduced {
 };
 
 // For -87 <= x <= 89.
-[[LLGA_AVX2, gnu::always_inline]] inline Reduced reduce(Vector x) {
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Reduced reduce(Vector x) {
   constexpr float kRound = 12582912.0F;      // 1.5 * 2^23: sums with it have no fraction
   constexpr float kLog2High = 0.693145752F;  // log(2) in two parts, the first with few bits
   constexpr float kLog2Low = 1.42860677e-6F;
@@ -38,7 +40,7 @@ struct Reduced {
 }
 
 // exp(rest) - 1, by its Taylor series but for the last coefficients, which make up for the others.
-[[LLGA_AVX2, gnu::always_inline]] inline Vector expm1OfRest(Vector rest) {
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector expm1OfRest(Vector rest) {
   Vector tail = 1.3998743e-3F * rest + 8.3680279e-3F;
   tail = tail * rest + 4.1665714e-2F;
   tail = tail * rest + 1.6666507e-1F;
@@ -47,7 +49,7 @@ struct Reduced {
 }
 
 // Of at least -87: below, it is that of -87.
-[[LLGA_AVX2, gnu::always_inline]] inline Vector expOf(Vector x) {
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector expOf(Vector x) {
   const auto [power, rest] = reduce(between(-87.0F, x, 89.0F));
   return power * (expm1OfRest(rest) + 1.0F);
 }

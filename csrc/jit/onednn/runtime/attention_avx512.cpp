@@ -1,0 +1,20 @@
+// Compiled for AVX-512 (F).
+#include "jit/onednn/runtime/simd_avx512.h"
+
+#include "jit/onednn/runtime/gemm_blocks.h"
+
+namespace llga::attention {
+namespace {
+
+constexpr const gemm::Kernels& kGemm = gemm::avx512;
+
+}
+}  // namespace llga::attention
+
+#include "jit/onednn/runtime/attention_kernel.h"
+
+namespace llga::attention {
+
+const Kernels avx512{"llga_attention:avx512", kPanel, kFunctions<float>, kFunctions<Bfloat16>};
+
+}  // namespace llga::attention

@@ -1,0 +1,10 @@
+// Compiled for AVX-512 (F).
+#include "jit/onednn/runtime/simd_avx512.h"
+
+#include "jit/onednn/runtime/gemm_kernel.h"
+
+namespace llga::gemm {
+
+const Kernels avx512{"avx512", kPanel, kRows, runTask};
+
+}  // namespace llga::gemm

@@ -1,0 +1,65 @@
+// Included first by each source that is compiled for AVX-512 (F).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#define LLGA_VECTOR_WIDTH 16
+#define LLGA_VECTOR_TARGET
+
+namespace llga {
+namespace {
+
+struct Simd {
+  using V = __m512;
+  static constexpr int64_t kWidth = 16;
+  static constexpr int kRows = 12;
+
+  static V load(const float* from) { return _mm512_loadu_ps(from); }
+  static void store(float* to, V v) { _mm512_storeu_ps(to, v); }
+  static V broadcast(float number) { return _mm512_set1_ps(number); }
+  static V zero() { return _mm512_setzero_ps(); }
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V fmadd(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V fnmadd(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static bool isZero(V v) { return _mm512_cmp_ps_mask(v, zero(), _CMP_EQ_OQ) == 0xFFFF; }
+
+  // The first `count` numbers, 0 behind them; nothing else is read.
+  static V loadFirst(const float* from, int64_t count) {
+    return _mm512_maskz_loadu_ps(lanesBefore(count), from);
+  }
+  // bfloat16 numbers.
+  static V load(const uint16_t* from) {
+    return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static V loadFirst(const uint16_t* from, int64_t count) {
+    uint16_t numbers[kWidth] = {};
+    for (int64_t i = 0; i < count && i < kWidth; ++i) {
+      numbers[i] = from[i];
+    }
+    return load(numbers);
+  }
+  // The lanes whose byte, of sixteen, is not 0.
+  static __mmask16 lanesOf(const uint8_t* bytes) {
+    const auto wide =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return _mm512_test_epi32_mask(wide, wide);
+  }
+  static __mmask16 lanesBefore(int64_t count) {
+    return count < kWidth ? static_cast<__mmask16>((1U << count) - 1) : __mmask16{0xFFFF};
+  }
+  // `a` in these lanes, `b` in the others.
+  static V select(__mmask16 lanes, V a, V b) { return _mm512_mask_blend_ps(lanes, b, a); }
+
+ private:
+  static V widened(__m256i numbers) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16));
+  }
+};
+
+}  // namespace
+}  // namespace llga
