@@ -2127,13 +2127,16 @@ APPLIED = {
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("function", ["F.silu", "F.gelu", "torch.sigmoid", "torch.tanh", "gate"])
+@pytest.mark.parametrize(
+    "function", ["F.silu", "F.gelu", "tanh gelu", "torch.sigmoid", "torch.tanh", "gate"]
+)
 @pytest.mark.parametrize("case", APPLIED)
 def test_activation_in_place(case: str, function: str, threads: int) -> None:
-    """Large results get their activation from a kernel of our own, without AVX-512."""
+    """Large results get their activation from a kernel of our own, most of them without AVX-512."""
     torch.set_num_threads(threads)
     applied = APPLIED[case]
-    result = "z * torch.sigmoid(z)" if function == "gate" else f"{function}(z)"
+    special = {"gate": "z * torch.sigmoid(z)", "tanh gelu": "F.gelu(z, approximate='tanh')"}
+    result = special.get(function, f"{function}(z)")
     result += ", z" if case == "read twice" else ""
     m = net(f"z = {applied.code}\nreturn {result}", c=one_by_one(16), l=nn.Linear(8, 67)).eval()
     x = 3 * torch.randn(applied.size)
@@ -2145,9 +2148,10 @@ def test_activation_in_place(case: str, function: str, threads: int) -> None:
     apart = applied.apart
     if case == "residual" and function == "F.silu":
         apart = False  # in no pattern of oneDNN, so in no group with the sum
-    if case == "read twice" and function in {"gate", "F.gelu"}:
+    if case == "read twice" and function in {"gate", "F.gelu", "tanh gelu"}:
         apart = True  # groups of their own
-    assert ("llga_activation:avx2" in kernels) == (apart and has_avx2_kernels()), kernels
+    slow = has_own_kernels() if function == "tanh gelu" else has_avx2_kernels()
+    assert ("llga_activation:avx2" in kernels) == (apart and slow), kernels
 
 
 def test_gate_that_is_read_elsewhere() -> None:
@@ -2167,20 +2171,27 @@ ALONE = {
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", ALONE)
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_alone(approximate: str, case: str, threads: int) -> None:
-    """A group of its own: PyTorch's takes several times as long without AVX-512."""
+@pytest.mark.parametrize(
+    ("approximate", "dtype"),
+    [("none", torch.float32), ("tanh", torch.float32), ("tanh", torch.bfloat16)],
+    ids=["erf", "tanh", "tanh-bf16"],
+)
+def test_gelu_alone(approximate: str, dtype: torch.dtype, case: str, threads: int) -> None:
+    """A group of its own: PyTorch's takes several times as long."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
     torch.set_num_threads(threads)
-    x = 3 * torch.randn(ALONE[case])
+    x = 3 * torch.randn(ALONE[case]).to(dtype)
     if case == "channels_last":
         x = x.to(memory_format=torch.channels_last)
     if case == "padded rows":
-        x = 3 * torch.randn(3, 5, 1030)[..., :1024]
+        x = 3 * torch.randn(3, 5, 1030).to(dtype)[..., :1024]
     m = net(f"F.gelu(x, approximate='{approximate}')").eval()
-    check(m, [x], fused="gelu", groups=1)
+    check(m, [x], fused="gelu", groups=1, dtype=dtype)
     report = llga_fuser.report(m, x, rounds=1)
     kernels = [p.implementation for g in report.groups for p in g.primitives]
-    assert (kernels == ["llga_activation:avx2"]) == (case != "few" and has_avx2_kernels()), kernels
+    slow = has_own_kernels() if approximate == "tanh" else has_avx2_kernels()
+    assert (kernels == ["llga_activation:avx2"]) == (case != "few" and slow), kernels
 
 
 def test_gelu_alone_overwrites_only_what_is_its_own() -> None:
@@ -2638,12 +2649,15 @@ def excitation(case: Excitation) -> nn.Module:
 
 
 @pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", EXCITATION)
-def test_squeeze_and_excitation(case: str) -> None:
+def test_squeeze_and_excitation(case: str, dtype: torch.dtype) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
     c = EXCITATION[case]
-    m = excitation(c)
-    x = torch.randn(c.size[0], 4, *c.size[2:])
-    check(m, [x], groups=3 if c.own else None)
+    m = excitation(c).to(dtype)
+    x = torch.randn(c.size[0], 4, *c.size[2:]).to(dtype)
+    check(m, [x], groups=3 if c.own else None, dtype=dtype)
     own = [name for name in kernels_of(m, x) if name == "llga_excitation"]
     assert len(own) == (c.own and has_own_kernels())
 

@@ -373,8 +373,9 @@ def _conversions(
     at = {g.position: g for g in groups}
     found = []
     for g in groups:
+        takes_gaps = any(p.kind == "attention" for p in g.primitives)
         for value in g.inputs:
-            if value.dtype and not _is_dense(value.shape, value.stride):
+            if value.dtype and not takes_gaps and not _is_dense(value.shape, value.stride):
                 found.append(
                     Conversion(
                         g.index, "copy", f"%{value.name} {value} has gaps or overlaps: a dense copy"

@@ -6,7 +6,7 @@
 
 #define LLGA_VECTOR_WIDTH 8
 #define LLGA_VECTOR_TARGET gnu::target("avx2,fma"),
-#include "jit/onednn/runtime/exp.h"
+#include "jit/onednn/runtime/vector.h"
 
 namespace llga {
 namespace {
@@ -62,27 +62,23 @@ struct TanhGelu {
   }
 };
 
-template <typename Function>
-[[gnu::target("avx2,fma")]] void apply(const float* from, float* to, int64_t count) {
+template <typename Function, typename T>
+[[gnu::target("avx2,fma")]] void apply(const T* from, T* to, int64_t count) {
   int64_t i = 0;
   for (; i + kVectorWidth <= count; i += kVectorWidth) {
-    Vector x;
-    std::memcpy(&x, from + i, sizeof(x));
-    x = Function::of(x);
-    std::memcpy(to + i, &x, sizeof(x));
+    storeVector(to + i, Function::of(loadVector(from + i)));
   }
   if (i < count) {
-    const auto rest = static_cast<size_t>(count - i) * sizeof(float);
-    Vector x{};
-    std::memcpy(&x, from + i, rest);
-    x = Function::of(x);
-    std::memcpy(to + i, &x, rest);
+    const auto rest = static_cast<size_t>(count - i) * sizeof(T);
+    T numbers[kVectorWidth] = {};
+    std::memcpy(numbers, from + i, rest);
+    storeVector(numbers, Function::of(loadVector(numbers)));
+    std::memcpy(to + i, numbers, rest);
   }
 }
 
-}  // namespace
-
-void activate(Activation activation, const float* from, float* to, int64_t count) {
+template <typename T>
+void activateAll(Activation activation, const T* from, T* to, int64_t count) {
   constexpr int64_t kForOneThread = 16384;
   at::parallel_for(0, count, kForOneThread, [&](int64_t begin, int64_t end) {
     const auto* source = from + begin;
@@ -100,6 +96,16 @@ void activate(Activation activation, const float* from, float* to, int64_t count
         return apply<TanhGelu>(source, target, end - begin);
     }
   });
+}
+
+}  // namespace
+
+void activate(Activation activation, const float* from, float* to, int64_t count) {
+  activateAll(activation, from, to, count);
+}
+
+void activate(Activation activation, const Bfloat16* from, Bfloat16* to, int64_t count) {
+  activateAll(activation, from, to, count);
 }
 
 }  // namespace llga

@@ -10,7 +10,6 @@
 namespace llga {
 namespace {
 
-using attention::Bfloat16;
 using attention::kKeys;
 using attention::kQueries;
 

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
-namespace llga::attention {
-
+namespace llga {
 using Bfloat16 = uint16_t;  // its bits
+}
+
+namespace llga::attention {
 
 // Rows of `size` numbers that are `stride` numbers apart.
 template <typename T>

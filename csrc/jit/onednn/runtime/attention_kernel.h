@@ -9,7 +9,7 @@
 // products of these with the values. Over several blocks of keys the sums are kept relative to the
 // largest score so far. All of it in float32.
 #include "jit/onednn/runtime/attention_blocks.h"
-#include "jit/onednn/runtime/exp.h"
+#include "jit/onednn/runtime/vector.h"
 
 namespace llga::attention {
 namespace {
@@ -49,22 +49,11 @@ float numberOf(Bfloat16 bits) {
   return number;
 }
 
-void store(float* to, Vector x) { Simd::store(to, x); }
-
-// Rounds to the nearest, of two to the even one.
-void store(Bfloat16* to, Vector x) {
-  using Narrow [[gnu::vector_size(kWidth * sizeof(Bfloat16))]] = Bfloat16;
-  const auto bits = reinterpret_cast<Bits>(x);
-  const Bits rounded = (bits + 0x7FFFU + ((bits >> 16U) & 1U)) >> 16U;
-  const auto narrow = __builtin_convertvector(x == x ? rounded : Bits{} + 0x7FC0U, Narrow);
-  __builtin_memcpy(to, &narrow, sizeof(narrow));
-}
-
 // The first `count` numbers of a register.
 template <typename T>
 void storeFirst(T* to, Vector x, int64_t count) {
   T numbers[kWidth];
-  store(numbers, x);
+  storeVector(numbers, x);
   for (int64_t i = 0; i < count; ++i) {
     to[i] = numbers[i];
   }
@@ -380,7 +369,7 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
       if (left < kWidth) {
         storeFirst(to + d, result, left);
       } else {
-        store(to + d, result);
+        storeVector(to + d, result);
       }
     }
   }
@@ -418,8 +407,8 @@ void attendAlone(const Head<T>& head, float* scores) {
       left += scores[k] * Simd::load(value);
       right += scores[k] * Simd::load(value + kWidth);
     }
-    store(head.result + d, left * factor);
-    store(head.result + d + kWidth, right * factor);
+    storeVector(head.result + d, left * factor);
+    storeVector(head.result + d + kWidth, right * factor);
   }
   for (; d < head.value_size; d += kWidth) {
     const auto count = least(kWidth, head.value_size - d);

@@ -16,19 +16,28 @@ constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thr
 }  // namespace
 
 void Excitation::run(const Data& data) const {
+  if (type == Type::float32) {
+    runAs<float>(data);
+  } else {
+    runAs<Bfloat16>(data);
+  }
+}
+
+template <typename T>
+void Excitation::runAs(const Data& data) const {
   // Each thread takes images of its own where there are enough.
   const auto grain = images >= at::get_num_threads() ? 1 : images;
   at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
     for (auto image = first; image < last; ++image) {
-      auto one = data;
-      one.data += image * pixels * channels;
-      one.result += image * pixels * channels;
-      runImage(one);
+      const auto offset = image * pixels * channels;
+      runImage(static_cast<const T*>(data.data) + offset, data,
+               static_cast<T*>(data.result) + offset);
     }
   });
 }
 
-void Excitation::runImage(const Data& data) const {
+template <typename T>
+void Excitation::runImage(const T* from, const Data& data, T* to) const {
   const auto threads = at::in_parallel_region() ? int64_t{1} : int64_t{at::get_num_threads()};
   const auto parts = std::clamp(pixels * channels / kForOne, int64_t{1}, threads);
   const auto numbers = (parts + 1) * channels + hidden;
@@ -40,7 +49,7 @@ void Excitation::runImage(const Data& data) const {
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     for (auto part = first; part < last; ++part) {
       const auto pixel = pixels * part / parts;
-      sumRows(data.data + pixel * channels, pixels * (part + 1) / parts - pixel, channels,
+      sumRows(from + pixel * channels, pixels * (part + 1) / parts - pixel, channels,
               mean + part * channels);
     }
   });
@@ -52,13 +61,13 @@ void Excitation::runImage(const Data& data) const {
   }
 
   const bool relu = inner == Inner::relu;
-  gemv(data.squeeze, data.squeeze_bias, hidden, channels, mean, inside,
+  gemv(static_cast<const T*>(data.squeeze), data.squeeze_bias, hidden, channels, mean, inside,
        relu ? Rectifier::relu : Rectifier::none);
   if (!relu) {
     activate(Activation::silu, inside, inside, hidden);
   }
 
-  gemv(data.excite, data.excite_bias, channels, hidden, inside, gate);
+  gemv(static_cast<const T*>(data.excite), data.excite_bias, channels, hidden, inside, gate);
   if (sigmoid) {
     activate(Activation::sigmoid, gate, gate, channels);
   } else {
@@ -71,8 +80,8 @@ void Excitation::runImage(const Data& data) const {
 
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     const auto pixel = pixels * first / parts;
-    scaleRows(data.data + pixel * channels, pixels * last / parts - pixel, channels, gate,
-              data.result + pixel * channels);
+    scaleRows(from + pixel * channels, pixels * last / parts - pixel, channels, gate,
+              to + pixel * channels);
   });
 }
 

@@ -16,17 +16,19 @@ namespace llga {
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
 // AVX2 and FMA.
 struct Excitation {
+  enum class Type { float32, bfloat16 };
   enum class Inner { relu, silu };
 
   struct Data {
-    const float* data;
-    const float* squeeze;       // hidden x channels
+    const void* data;
+    const void* squeeze;        // hidden x channels
     const float* squeeze_bias;  // null: none
-    const float* excite;        // channels x hidden
+    const void* excite;         // channels x hidden
     const float* excite_bias;   // null: none
-    float* result;              // may be `data`
+    void* result;               // may be `data`
   };
 
+  Type type = Type::float32;  // of all but biases; the arithmetic is in float32
   int64_t images = 0;
   int64_t pixels = 0;  // of an image
   int64_t channels = 0;
@@ -40,7 +42,10 @@ struct Excitation {
   void run(const Data& data) const;
 
  private:
-  void runImage(const Data& data) const;
+  template <typename T>
+  void runAs(const Data& data) const;
+  template <typename T>
+  void runImage(const T* from, const Data& data, T* to) const;
 };
 
 }  // namespace llga

@@ -5,38 +5,34 @@
 #include <algorithm>
 #include <cstring>
 
+#define LLGA_VECTOR_WIDTH 8
+#define LLGA_VECTOR_TARGET gnu::target("avx2,fma"),
+#include "jit/onednn/runtime/vector.h"
+
 namespace llga {
 namespace {
 
-// One register of AVX2. Arithmetic goes number by number.
-constexpr int64_t kWidth = 8;
-using Vector [[gnu::vector_size(kWidth * sizeof(float))]] = float;
 // Of the bits that are to stay.
-using Mask [[gnu::vector_size(kWidth * sizeof(float))]] = int32_t;
+using Mask [[gnu::vector_size(kVectorWidth * sizeof(float))]] = int32_t;
 
 #define LLGA_AVX2 gnu::target("avx2,fma"), gnu::optimize("O3")
 #define LLGA_INLINE [[LLGA_AVX2, gnu::always_inline]] inline
 
-LLGA_INLINE Vector load(const float* from) {
-  Vector to;
-  std::memcpy(&to, from, sizeof(to));
-  return to;
-}
-
-LLGA_INLINE Vector loadMasked(const float* from, const Mask& mask) {
-  return reinterpret_cast<Vector>(reinterpret_cast<Mask>(load(from)) & mask);
+template <typename T>
+LLGA_INLINE Vector loadMasked(const T* from, const Mask& mask) {
+  return reinterpret_cast<Vector>(reinterpret_cast<Mask>(loadVector(from)) & mask);
 }
 
 // Sums of a few rows each are added up, as they are in eager: one long sum would round more.
-template <int64_t vectors>
-LLGA_INLINE void sumBand(const float* from, int64_t rows, int64_t stride, float* to) {
+template <int64_t vectors, typename T>
+LLGA_INLINE void sumBand(const T* from, int64_t rows, int64_t stride, float* to) {
   constexpr int64_t kFew = 64;
   Vector total[vectors] = {};
   for (int64_t first = 0; first < rows; first += kFew) {
     Vector sum[vectors] = {};
     for (auto row = first; row < std::min(rows, first + kFew); ++row) {
       for (int64_t v = 0; v < vectors; ++v) {
-        sum[v] += load(from + row * stride + v * kWidth);
+        sum[v] += loadVector(from + row * stride + v * kVectorWidth);
       }
     }
     for (int64_t v = 0; v < vectors; ++v) {
@@ -48,21 +44,21 @@ LLGA_INLINE void sumBand(const float* from, int64_t rows, int64_t stride, float*
 
 // The products of some rows with one. What is left of them behind the last whole vector is `rest`
 // of the vector that ends where they end.
-template <int64_t rows>
-LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, const Mask& rest,
+template <int64_t rows, typename T>
+LLGA_INLINE void dot(const T* from, int64_t columns, const float* factor, const Mask& rest,
                      float* to) {
   Vector sum[rows] = {};
   int64_t c = 0;
-  for (; c + kWidth <= columns; c += kWidth) {
-    const auto y = load(factor + c);
+  for (; c + kVectorWidth <= columns; c += kVectorWidth) {
+    const auto y = loadVector(factor + c);
     for (int64_t row = 0; row < rows; ++row) {
-      sum[row] += load(from + row * columns + c) * y;
+      sum[row] += loadVector(from + row * columns + c) * y;
     }
   }
   if (c < columns) {
-    const auto y = loadMasked(factor + columns - kWidth, rest);
+    const auto y = loadMasked(factor + columns - kVectorWidth, rest);
     for (int64_t row = 0; row < rows; ++row) {
-      sum[row] += loadMasked(from + (row + 1) * columns - kWidth, rest) * y;
+      sum[row] += loadMasked(from + (row + 1) * columns - kVectorWidth, rest) * y;
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
@@ -72,22 +68,26 @@ LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, co
 }
 
 // to[row] = sum of from[row][.] * factor[.]
-[[LLGA_AVX2]] void dotRows(const float* from, int64_t rows, int64_t columns, const float* factor,
+template <typename T>
+[[LLGA_AVX2]] void dotRows(const T* from, int64_t rows, int64_t columns, const float* factor,
                            float* to) {
   constexpr int64_t kRows = 6;
-  if (columns < kWidth) {
+  if (columns < kVectorWidth) {
     for (int64_t row = 0; row < rows; ++row) {
+      T numbers[kVectorWidth] = {};
+      std::memcpy(numbers, from + row * columns, static_cast<size_t>(columns) * sizeof(T));
+      const auto wide = loadVector(numbers);
       float sum = 0;
       for (int64_t c = 0; c < columns; ++c) {
-        sum += from[row * columns + c] * factor[c];
+        sum += wide[c] * factor[c];
       }
       to[row] = sum;
     }
     return;
   }
   Mask rest;
-  for (int64_t i = 0; i < kWidth; ++i) {
-    rest[i] = i < kWidth - columns % kWidth ? 0 : -1;
+  for (int64_t i = 0; i < kVectorWidth; ++i) {
+    rest[i] = i < kVectorWidth - columns % kVectorWidth ? 0 : -1;
   }
   int64_t row = 0;
   for (; row + kRows <= rows; row += kRows) {
@@ -113,42 +113,82 @@ float rectified(float x, Rectifier rectifier) {
   }
 }
 
-}  // namespace
-
-[[LLGA_AVX2]] void sumRows(const float* from, int64_t rows, int64_t columns, float* to) {
+template <typename T>
+[[LLGA_AVX2]] void sumAll(const T* from, int64_t rows, int64_t columns, float* to) {
   constexpr int64_t kVectors = 8;
   int64_t c = 0;
-  for (; c + kVectors * kWidth <= columns; c += kVectors * kWidth) {
+  for (; c + kVectors * kVectorWidth <= columns; c += kVectors * kVectorWidth) {
     sumBand<kVectors>(from + c, rows, columns, to + c);
   }
-  for (; c + kWidth <= columns; c += kWidth) {
+  for (; c + kVectorWidth <= columns; c += kVectorWidth) {
     sumBand<1>(from + c, rows, columns, to + c);
   }
-  for (; c < columns; ++c) {
-    double sum = 0;
-    for (int64_t row = 0; row < rows; ++row) {
-      sum += from[row * columns + c];
+  if (c == columns) {
+    return;
+  }
+  double sums[kVectorWidth] = {};
+  for (int64_t row = 0; row < rows; ++row) {
+    T numbers[kVectorWidth] = {};
+    std::memcpy(numbers, from + row * columns + c, static_cast<size_t>(columns - c) * sizeof(T));
+    const auto wide = loadVector(numbers);
+    for (int64_t i = 0; i < columns - c; ++i) {
+      sums[i] += wide[i];
     }
-    to[c] = static_cast<float>(sum);
+  }
+  for (int64_t i = 0; i < columns - c; ++i) {
+    to[c + i] = static_cast<float>(sums[i]);
   }
 }
 
-[[LLGA_AVX2]] void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor,
-                             float* to) {
+template <typename T>
+[[LLGA_AVX2]] void scaleAll(const T* from, int64_t rows, int64_t columns, const float* factor,
+                            T* to) {
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t c = 0; c < columns; ++c) {
-      to[c] = from[c] * factor[c];
+    int64_t c = 0;
+    for (; c + kVectorWidth <= columns; c += kVectorWidth) {
+      storeVector(to + c, loadVector(from + c) * loadVector(factor + c));
+    }
+    if (c < columns) {
+      const auto rest = static_cast<size_t>(columns - c);
+      T numbers[kVectorWidth] = {};
+      float factors[kVectorWidth] = {};
+      std::memcpy(numbers, from + c, rest * sizeof(T));
+      std::memcpy(factors, factor + c, rest * sizeof(float));
+      storeVector(numbers, loadVector(numbers) * loadVector(factors));
+      std::memcpy(to + c, numbers, rest * sizeof(T));
     }
     from += columns;
     to += columns;
   }
 }
 
+}  // namespace
+
+void sumRows(const float* from, int64_t rows, int64_t columns, float* to) {
+  sumAll(from, rows, columns, to);
+}
+
+void sumRows(const Bfloat16* from, int64_t rows, int64_t columns, float* to) {
+  sumAll(from, rows, columns, to);
+}
+
+void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor, float* to) {
+  scaleAll(from, rows, columns, factor, to);
+}
+
+void scaleRows(const Bfloat16* from, int64_t rows, int64_t columns, const float* factor,
+               Bfloat16* to) {
+  scaleAll(from, rows, columns, factor, to);
+}
+
 #undef LLGA_AVX2
 #undef LLGA_INLINE
 
-void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
-          const float* vector, float* result, Rectifier rectifier) {
+namespace {
+
+template <typename T>
+void multiply(const T* matrix, const float* bias, int64_t rows, int64_t columns,
+              const float* vector, float* result, Rectifier rectifier) {
   constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
   const auto grain = std::max<int64_t>(1, kForOne / columns);
   at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
@@ -157,6 +197,18 @@ void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
       result[row] = rectified(result[row] + (bias != nullptr ? bias[row] : 0), rectifier);
     }
   });
+}
+
+}  // namespace
+
+void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
+          const float* vector, float* result, Rectifier rectifier) {
+  multiply(matrix, bias, rows, columns, vector, result, rectifier);
+}
+
+void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
+          const float* vector, float* result, Rectifier rectifier) {
+  multiply(matrix, bias, rows, columns, vector, result, rectifier);
 }
 
 }  // namespace llga

@@ -11,19 +11,26 @@
 
 namespace llga {
 
+using Bfloat16 = uint16_t;  // its bits
+
 enum class Rectifier { none, relu, hardswish };
 
 // Needs AVX2 and FMA. Stateless; any thread may call, works with as many threads as PyTorch does.
 // `matrix` is dense, by rows. `bias` may be null. `result` overlaps nothing.
 void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier = Rectifier::none);
+void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
+          const float* vector, float* result, Rectifier rectifier = Rectifier::none);
 
 // In the calling thread, with the same needs:
 
 // to[c] = sum of from[.][c]
 void sumRows(const float* from, int64_t rows, int64_t columns, float* to);
+void sumRows(const Bfloat16* from, int64_t rows, int64_t columns, float* to);
 
 // to[.][c] = from[.][c] * factor[c]; `to` may be `from`.
 void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor, float* to);
+void scaleRows(const Bfloat16* from, int64_t rows, int64_t columns, const float* factor,
+               Bfloat16* to);
 
 }  // namespace llga

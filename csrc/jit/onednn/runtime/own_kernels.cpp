@@ -15,6 +15,10 @@ bool canAvx2() {
   return can;
 }
 
+// Whether those for AVX2 also stand in for oneDNN's kernels for AVX-512: of what reads memory more
+// than it computes, and of what those are slow at.
+bool ownKernelsAnywhere() { return ownKernels() && (usesAvxGemm() || usesAvx512()) && canAvx2(); }
+
 std::optional<Activation> activationOf(OpKind kind) {
   switch (kind) {
     case OpKind::Sigmoid:
@@ -67,6 +71,14 @@ std::optional<ActivationApart> activationFrom(
   return kind ? std::optional(ActivationApart{*kind, {&op}, from, to}) : std::nullopt;
 }
 
+// oneDNN has no kernel for GELU's tanh form, and slow ones for AVX2 for all.
+bool isSlowInOnednn(Activation activation, at::ScalarType dtype) {
+  if (activation == Activation::tanh_gelu) {
+    return ownKernelsAnywhere() && (dtype == at::kFloat || dtype == at::kBFloat16);
+  }
+  return ownAvx2Kernels() && dtype == at::kFloat;
+}
+
 // How many numbers the activation is of; 0 where a pass of its own is not possible, or not worth
 // it.
 int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, const Readers& readers,
@@ -78,28 +90,29 @@ int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, con
   const bool others = std::any_of(read_by.begin(), read_by.end(), [&](const OpSpec* reader) {
     return std::find(applied.ops.begin(), applied.ops.end(), reader) == applied.ops.end();
   });
-  if (from.dtype != at::kFloat || !from.sizes || from.sizes != to.sizes || others ||
-      group_outputs.count(from.id) != 0 || group_outputs.count(to.id) == 0 ||
-      readers.count(to.id) != 0) {
+  if (!isSlowInOnednn(applied.activation, from.dtype) || from.dtype != to.dtype || !from.sizes ||
+      from.sizes != to.sizes || others || group_outputs.count(from.id) != 0 ||
+      group_outputs.count(to.id) == 0 || readers.count(to.id) != 0) {
     return 0;
   }
   const auto count = c10::multiply_integers(*from.sizes);
   return count >= kFewest ? count : 0;
 }
 
-// Of float32 images of known sizes, with constant parameters.
-bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph) {
+// Of images of known sizes and of this type, with constant parameters of it.
+bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph,
+                        at::ScalarType type = at::kFloat) {
   if (op.kind() != OpKind::Convolution) {
     return false;
   }
   const auto& inputs = op.inputs();  // data, weight, and maybe bias
   const bool parameters = std::all_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
-    return input.dtype == at::kFloat && graph.operands.at(input.id).constant;
+    return input.dtype == type && graph.operands.at(input.id).constant;
   });
   const auto& data = inputs[0];
   const auto& result = op.outputs()[0];
-  return parameters && data.dtype == at::kFloat && data.sizes && data.sizes->size() == 4 &&
-         inputs[1].sizes && result.dtype == at::kFloat && result.sizes;
+  return parameters && data.dtype == type && data.sizes && data.sizes->size() == 4 &&
+         inputs[1].sizes && result.dtype == type && result.sizes;
 }
 
 // A flag that may not have been set at all.
@@ -146,7 +159,7 @@ class Chain {
 // The mean over all pixels of an image.
 bool isGlobalMean(const OpSpec& op) {
   const auto& data = op.inputs()[0];
-  if (data.dtype != at::kFloat || !data.sizes || data.sizes->size() != 4) {
+  if (!data.sizes || data.sizes->size() != 4) {
     return false;
   }
   if (op.kind() == OpKind::AvgPool) {
@@ -159,9 +172,9 @@ bool isGlobalMean(const OpSpec& op) {
 }
 
 // A convolution of one pixel.
-bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph) {
+bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
   const Shape one{1, 1};
-  return isImageConvolution(op, graph) && op.get_attr<int64_t>(Attr::groups) == 1 &&
+  return isImageConvolution(op, graph, type) && op.get_attr<int64_t>(Attr::groups) == 1 &&
          pair(*op.inputs()[0].sizes) == pair(one) && pair(*op.inputs()[1].sizes) == pair(one) &&
          op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0};
 }
@@ -174,14 +187,6 @@ bool ownKernels() {
 }
 
 bool ownAvx2Kernels() { return ownKernels() && usesAvxGemm() && canAvx2(); }
-
-namespace {
-
-// Whether those for AVX2 also stand in for oneDNN's kernels for AVX-512: of what reads memory more
-// than it computes.
-bool ownKernelsAnywhere() { return ownKernels() && (usesAvxGemm() || usesAvx512()) && canAvx2(); }
-
-}  // namespace
 
 bool winogradIsOn() {
   static const bool on = !switchedOff("LLGA_FUSER_WINOGRAD");
@@ -202,9 +207,6 @@ std::vector<ActivationApart> activationsApart(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs) {
   constexpr int64_t kMost = int64_t{1} << 21;
   std::vector<ActivationApart> found;
-  if (!ownAvx2Kernels()) {
-    return found;
-  }
   const auto producers = producerKinds(graph);
   const auto readers = readersOf(graph);
   for (const auto& op : graph.ops) {
@@ -222,7 +224,7 @@ std::vector<ActivationApart> activationsApart(
 
 std::optional<ActivationApart> loneActivation(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs) {
-  if (!ownAvx2Kernels() || graph.ops.empty()) {
+  if (graph.ops.empty()) {
     return std::nullopt;
   }
   const auto readers = readersOf(graph);
@@ -377,11 +379,15 @@ std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {
     return std::nullopt;
   }
   const auto& data = ops[0].inputs()[0];
+  const auto type = data.dtype;
+  if (type != at::kFloat && type != at::kBFloat16) {
+    return std::nullopt;
+  }
   Chain chain(ops);
   chain.take(ops[0].kind(), data);
 
   const auto* squeeze = chain.take(OpKind::Convolution, ops[0].outputs()[0]);
-  if (squeeze == nullptr || !isPixelConvolution(*squeeze, graph)) {
+  if (squeeze == nullptr || !isPixelConvolution(*squeeze, graph, type)) {
     return std::nullopt;
   }
   FoundExcitation found{{}, data, {}, squeeze, nullptr};
@@ -393,7 +399,7 @@ std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {
     inner = sigmoid != nullptr ? chain.takeProduct(squeezed, sigmoid->outputs()[0]) : nullptr;
   }
   found.excite = inner != nullptr ? chain.take(OpKind::Convolution, inner->outputs()[0]) : nullptr;
-  if (found.excite == nullptr || !isPixelConvolution(*found.excite, graph)) {
+  if (found.excite == nullptr || !isPixelConvolution(*found.excite, graph, type)) {
     return std::nullopt;
   }
   const auto& excited = found.excite->outputs()[0];
@@ -409,9 +415,10 @@ std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {
   }
   const auto* product = chain.takeProduct(data, gate->outputs()[0]);
   if (product == nullptr || !chain.atEnd() || product->outputs()[0].sizes != data.sizes ||
-      product->outputs()[0].dtype != at::kFloat) {
+      product->outputs()[0].dtype != type) {
     return std::nullopt;
   }
+  found.kernel.type = type == at::kFloat ? Excitation::Type::float32 : Excitation::Type::bfloat16;
   found.result = product->outputs()[0];
   found.kernel.images = (*data.sizes)[0];
   found.kernel.pixels = (*data.sizes)[2] * (*data.sizes)[3];

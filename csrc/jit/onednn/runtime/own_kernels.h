@@ -32,7 +32,8 @@ bool winogradIsOn();
 // Of the op that computes it, by value.
 std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph);
 
-// An activation that is faster in a pass of its own over the data than in oneDNN's.
+// An activation that is faster in a pass of its own over the data than in oneDNN's, of float32 or
+// bfloat16.
 struct ActivationApart {
   Activation activation;
   Ops ops;
@@ -86,8 +87,8 @@ struct FoundExcitation {
   const OpSpec* excite;
 };
 
-// A whole group that is a squeeze and excitation of float32 images, which have to be channels last;
-// nothing for other groups.
+// A whole group that is a squeeze and excitation of float32 or bfloat16 images, which have to be
+// channels last; nothing for other groups.
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph);
 
 struct Shuffle {

@@ -232,7 +232,7 @@ class OwnSteps {
     }
     const auto from = draft_.inputLayout(applied->from);
     const auto count = static_cast<size_t>(c10::multiply_integers(from.get_dims()));
-    if (from.get_mem_size() != count * sizeof(float) ||
+    if (from.get_mem_size() != count * itemSize(from) ||
         !draft_.mayHaveStrides(applied->to, from.get_strides())) {
       return false;
     }
@@ -241,16 +241,27 @@ class OwnSteps {
     return true;
   }
 
+  static bool isNarrow(const Layout& layout) { return layout.get_data_type() == DataType::bf16; }
+  static size_t itemSize(const Layout& layout) {
+    return isNarrow(layout) ? sizeof(Bfloat16) : sizeof(float);
+  }
+
   void addActivation(const ActivationApart& applied, const Layout& from) {
-    const auto count = static_cast<int64_t>(from.get_mem_size() / sizeof(float));
+    const auto count = static_cast<int64_t>(from.get_mem_size() / itemSize(from));
     Plan::Step step;
     step.inputs.emplace_back(*draft_.knownSlot(applied.from), from);
     draft_.addResult(step, withId(from, applied.to));
-    step.kernel = {[kind = applied.activation, count](auto data, auto result) {
-                     activate(kind, static_cast<const float*>(data[0]),
-                              static_cast<float*>(result[0]), count);
-                   },
-                   "eltwise", "llga_activation:avx2"};
+    step.kernel = {
+        [kind = applied.activation, count, narrow = isNarrow(from)](auto data, auto result) {
+          if (narrow) {
+            activate(kind, static_cast<const Bfloat16*>(data[0]), static_cast<Bfloat16*>(result[0]),
+                     count);
+          } else {
+            activate(kind, static_cast<const float*>(data[0]), static_cast<float*>(result[0]),
+                     count);
+          }
+        },
+        "eltwise", "llga_activation:avx2"};
     draft_.plan->steps.push_back(std::move(step));
   }
 
@@ -381,10 +392,11 @@ class OwnSteps {
         return size_t{0};  // no bias
       }
       const auto& parameter = convolution.inputs()[input];
-      const auto tensor = draft_.constantTensor(parameter.id).contiguous();
-      step.inputs.emplace_back(draft_.keep(tensor),
-                               strided(parameter.id, at::kFloat, *parameter.sizes,
-                                       tensor.strides().vec(), /*constant=*/true));
+      const auto type = input == 1 ? parameter.dtype : at::kFloat;
+      const auto tensor = draft_.constantTensor(parameter.id).to(type).contiguous();
+      step.inputs.emplace_back(
+          draft_.keep(tensor),
+          strided(parameter.id, type, *parameter.sizes, tensor.strides().vec(), /*constant=*/true));
       return step.inputs.size() - 1;
     };
     bind(*found->squeeze, 1);
@@ -394,13 +406,12 @@ class OwnSteps {
     addChannelsLastResult(step, found->result);
     draft_.inplace[found->result.id] = found->data.id;
     draft_.overwrites_what_it_reads = true;
-    step.kernel = {
-        [kernel = found->kernel, squeeze_bias, excite_bias](auto from, auto to) {
-          auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
-          kernel.run({data(0), data(1), squeeze_bias != 0 ? data(squeeze_bias) : nullptr, data(2),
-                      excite_bias != 0 ? data(excite_bias) : nullptr, static_cast<float*>(to[0])});
-        },
-        "excitation", "llga_excitation"};
+    step.kernel = {[kernel = found->kernel, squeeze_bias, excite_bias](auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({from[0], data(1), squeeze_bias != 0 ? data(squeeze_bias) : nullptr,
+                                 data(2), excite_bias != 0 ? data(excite_bias) : nullptr, to[0]});
+                   },
+                   "excitation", "llga_excitation"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }

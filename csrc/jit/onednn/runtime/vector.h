@@ -1,4 +1,4 @@
-// exp() of a register. Included by a source that is compiled for an instruction set, or has functions
+// A register of float32 numbers: reading, writing, exp(). Included by a source that is compiled for an instruction set, or has functions
 // that are, behind
 //
 //   LLGA_VECTOR_WIDTH   numbers of a register
@@ -11,11 +11,39 @@
 #include <cstdint>
 
 namespace llga {
+
+using Bfloat16 = uint16_t;  // its bits
+
 namespace {
 
 constexpr int64_t kVectorWidth = LLGA_VECTOR_WIDTH;
 using Vector [[gnu::vector_size(kVectorWidth * sizeof(float))]] = float;
 using Bits [[gnu::vector_size(kVectorWidth * sizeof(float))]] = uint32_t;
+using Narrow [[gnu::vector_size(kVectorWidth * sizeof(Bfloat16))]] = Bfloat16;
+
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector loadVector(const float* from) {
+  Vector to;
+  __builtin_memcpy(&to, from, sizeof(to));
+  return to;
+}
+
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector loadVector(const Bfloat16* from) {
+  Narrow narrow;
+  __builtin_memcpy(&narrow, from, sizeof(narrow));
+  return reinterpret_cast<Vector>(__builtin_convertvector(narrow, Bits) << 16U);
+}
+
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline void storeVector(float* to, Vector x) {
+  __builtin_memcpy(to, &x, sizeof(x));
+}
+
+// Rounds to the nearest, of two to the even one.
+[[LLGA_VECTOR_TARGET gnu::always_inline]] inline void storeVector(Bfloat16* to, Vector x) {
+  const auto bits = reinterpret_cast<Bits>(x);
+  const Bits rounded = (bits + 0x7FFFU + ((bits >> 16U) & 1U)) >> 16U;
+  const Narrow narrow = __builtin_convertvector(x == x ? rounded : Bits{} + 0x7FC0U, Narrow);
+  __builtin_memcpy(to, &narrow, sizeof(narrow));
+}
 
 [[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector between(float least, Vector x, float most) {
   const Vector low = x < least ? Vector{} + least : x;  // NaN stays NaN
