@@ -290,6 +290,32 @@ def faults() -> None:
     print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10)
 
 
+def packed_memory() -> None:
+    """Two modules whose packed weights lie side by side, of which one dies.
+
+    Prints how many bytes that freed, and how many of memory are advised to lie in huge pages.
+    """
+    modules = [nn.Conv2d(1024, 2048, 1).eval() for _ in range(2)]
+    x = torch.randn(1, 1024, 7, 7)
+    made = [llga_fuser.compile(module, x) for module in modules]
+    expected = made[1](x)
+    gc.collect()
+    before, packed = resident(), llga_fuser.cache_info().packed_bytes
+    del made[0]
+    gc.collect()
+    assert llga_fuser.cache_info().packed_bytes == packed // 2, packed
+    freed = before - resident()
+    assert torch.equal(made[0](x), expected)
+    advised, size = 0, 0
+    with open("/proc/self/smaps", encoding="ascii") as file:
+        for name, value in (line.split(maxsplit=1) for line in file if ": " in line):
+            if name == "Size:":
+                size = int(value.split()[0]) * 1024
+            elif name == "VmFlags:" and "hg" in value.split():
+                advised += size
+    print(freed, advised)
+
+
 def arena_bytes() -> None:
     """Prints how much the arena holds when a model is warm."""
     _script, _x = between_groups()
@@ -308,6 +334,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
         exit_while_running,
         flat,
         faults,
+        packed_memory,
         arena_bytes,
     )
 }

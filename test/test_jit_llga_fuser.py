@@ -2414,12 +2414,12 @@ def test_concat_and_batch_norm_beside_others(code: str) -> None:
     "size", [(1, 3, 5), (1, 8, 700), (1, 517, 96), (2, 64, 33), (1, 1, 1, 40, 9)], ids=str
 )
 def test_linear_of_one_row(size: tuple[int, ...], bias: bool, activation: str) -> None:
-    """It has a kernel of our own on processors with AVX2, which takes the weight as it is."""
+    """It has a kernel of our own, which takes the weight as it is."""
     *outer, inputs, outputs = size
     m = net(f"{activation}(self.l(x))", l=nn.Linear(inputs, outputs, bias=bias)).eval()
     x = torch.randn(*outer, inputs)
     check(m, [x], groups=1, fused="linear")
-    own = math.prod(outer) == 1 and has_avx2_kernels()
+    own = math.prod(outer) == 1 and has_own_kernels()
     assert kernels_of(m, x) == ["llga_gemv:avx2"] or not own
     assert own or "llga_gemv:avx2" not in kernels_of(m, x)
 

@@ -861,6 +861,19 @@ def test_arena_can_be_switched_off() -> None:
     assert int(child("arena_bytes")) > 0
 
 
+@LINUX
+def test_packed_weights_side_by_side() -> None:
+    """In huge pages where the system has them; the pages of one that dies are free at once."""
+    freed, advised = map(int, child("packed_memory").split())
+    assert freed > 7 * MIB
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert advised >= 16 * MIB
+    freed, advised = map(
+        int, child("packed_memory", environment={"LLGA_FUSER_HUGE_PAGES": "off"}).split()
+    )
+    assert freed > 7 * MIB and advised == 0
+
+
 def test_arena_serves_many_threads(arena: Callable[[], int]) -> None:
     m = large_convs()
     sizes = [(1, 3, 64, 64), (2, 3, 33, 65), (3, 3, 48, 31), (1, 3, 80, 80)]
