@@ -5,26 +5,22 @@
 #include <cstring>
 
 #define LLGA_VECTOR_WIDTH 8
-#define LLGA_VECTOR_TARGET gnu::target("avx2,fma"),
+#define LLGA_VECTOR_INLINE [[gnu::target("avx2,fma"), gnu::always_inline]] inline
 #include "jit/onednn/runtime/vector.h"
 
 namespace llga {
 namespace {
 
 struct Sigmoid {
-  [[LLGA_VECTOR_TARGET gnu::always_inline]] static Vector of(Vector x) {
-    return 1.0F / (1.0F + expOf(-x));
-  }
+  LLGA_VECTOR_INLINE static Vector of(Vector x) { return 1.0F / (1.0F + expOf(-x)); }
 };
 
 struct Silu {
-  [[LLGA_VECTOR_TARGET gnu::always_inline]] static Vector of(Vector x) {
-    return x / (1.0F + expOf(-x));
-  }
+  LLGA_VECTOR_INLINE static Vector of(Vector x) { return x / (1.0F + expOf(-x)); }
 };
 
 struct Tanh {
-  [[LLGA_VECTOR_TARGET gnu::always_inline]] static Vector of(Vector x) {
+  LLGA_VECTOR_INLINE static Vector of(Vector x) {
     const auto [power, rest] = reduce(between(-40.0F, 2.0F * x, 40.0F));
     const Vector expm1 = power * expm1OfRest(rest) + (power - 1.0F);  // all digits, near zero too
     return expm1 / (expm1 + 2.0F);
@@ -34,7 +30,7 @@ struct Tanh {
 // x / 2 * (1 + erf(x / sqrt(2))), where the erf is x * p(x^2) / q(x^2), fitted for |x| <= 5.5 with
 // an error of 2e-8; beyond, it is 1 or -1 in float32.
 struct Gelu {
-  [[LLGA_VECTOR_TARGET gnu::always_inline]] static Vector of(Vector x) {
+  LLGA_VECTOR_INLINE static Vector of(Vector x) {
     const Vector square = x * x;
     Vector p = 4.58624855e-8F * square + 1.26031528e-5F;
     p = p * square + 3.29144473e-4F;
@@ -56,7 +52,7 @@ struct Gelu {
 
 // x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
 struct TanhGelu {
-  [[LLGA_VECTOR_TARGET gnu::always_inline]] static Vector of(Vector x) {
+  LLGA_VECTOR_INLINE static Vector of(Vector x) {
     const Vector twice = x * (x * x * 0.0713548163F + 1.59576912F);
     return x / (1.0F + expOf(-twice));
   }

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #define LLGA_VECTOR_WIDTH 8
-#define LLGA_VECTOR_TARGET gnu::target("avx2,fma"),
+#define LLGA_VECTOR_INLINE [[gnu::target("avx2,fma"), gnu::always_inline]] inline
 #include "jit/onednn/runtime/vector.h"
 
 namespace llga {

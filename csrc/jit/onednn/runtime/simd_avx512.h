@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #define LLGA_VECTOR_WIDTH 16
-#define LLGA_VECTOR_TARGET
+#define LLGA_VECTOR_INLINE [[gnu::always_inline]] inline
 
 namespace llga {
 namespace {

@@ -1,8 +1,8 @@
-// A register of float32 numbers: reading, writing, exp(). Included by a source that is compiled for an instruction set, or has functions
-// that are, behind
+// A register of float32 numbers: reading, writing, exp(). Included by a source that is compiled for
+// an instruction set, or has functions that are, behind
 //
 //   LLGA_VECTOR_WIDTH   numbers of a register
-//   LLGA_VECTOR_TARGET  gnu::target(...), or empty where it is that of the source
+//   LLGA_VECTOR_INLINE  "always inline", and the instruction set if that is not the source's
 //
 // In an unnamed namespace, so that what one source compiles stays there. Arithmetic, comparisons
 // and ?: of these vectors go number by number.
@@ -21,31 +21,29 @@ using Vector [[gnu::vector_size(kVectorWidth * sizeof(float))]] = float;
 using Bits [[gnu::vector_size(kVectorWidth * sizeof(float))]] = uint32_t;
 using Narrow [[gnu::vector_size(kVectorWidth * sizeof(Bfloat16))]] = Bfloat16;
 
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector loadVector(const float* from) {
+LLGA_VECTOR_INLINE Vector loadVector(const float* from) {
   Vector to;
   __builtin_memcpy(&to, from, sizeof(to));
   return to;
 }
 
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector loadVector(const Bfloat16* from) {
+LLGA_VECTOR_INLINE Vector loadVector(const Bfloat16* from) {
   Narrow narrow;
   __builtin_memcpy(&narrow, from, sizeof(narrow));
   return reinterpret_cast<Vector>(__builtin_convertvector(narrow, Bits) << 16U);
 }
 
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline void storeVector(float* to, Vector x) {
-  __builtin_memcpy(to, &x, sizeof(x));
-}
+LLGA_VECTOR_INLINE void storeVector(float* to, Vector x) { __builtin_memcpy(to, &x, sizeof(x)); }
 
 // Rounds to the nearest, of two to the even one.
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline void storeVector(Bfloat16* to, Vector x) {
+LLGA_VECTOR_INLINE void storeVector(Bfloat16* to, Vector x) {
   const auto bits = reinterpret_cast<Bits>(x);
   const Bits rounded = (bits + 0x7FFFU + ((bits >> 16U) & 1U)) >> 16U;
   const Narrow narrow = __builtin_convertvector(x == x ? rounded : Bits{} + 0x7FC0U, Narrow);
   __builtin_memcpy(to, &narrow, sizeof(narrow));
 }
 
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector between(float least, Vector x, float most) {
+LLGA_VECTOR_INLINE Vector between(float least, Vector x, float most) {
   const Vector low = x < least ? Vector{} + least : x;  // NaN stays NaN
   return low > most ? Vector{} + most : low;
 }
@@ -57,7 +55,7 @@ struct Reduced {
 };
 
 // For -87 <= x <= 89.
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Reduced reduce(Vector x) {
+LLGA_VECTOR_INLINE Reduced reduce(Vector x) {
   constexpr float kRound = 12582912.0F;      // 1.5 * 2^23: sums with it have no fraction
   constexpr float kLog2High = 0.693145752F;  // log(2) in two parts, the first with few bits
   constexpr float kLog2Low = 1.42860677e-6F;
@@ -68,7 +66,7 @@ struct Reduced {
 }
 
 // exp(rest) - 1, by its Taylor series but for the last coefficients, which make up for the others.
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector expm1OfRest(Vector rest) {
+LLGA_VECTOR_INLINE Vector expm1OfRest(Vector rest) {
   Vector tail = 1.3998743e-3F * rest + 8.3680279e-3F;
   tail = tail * rest + 4.1665714e-2F;
   tail = tail * rest + 1.6666507e-1F;
@@ -77,7 +75,7 @@ struct Reduced {
 }
 
 // Of at least -87: below, it is that of -87.
-[[LLGA_VECTOR_TARGET gnu::always_inline]] inline Vector expOf(Vector x) {
+LLGA_VECTOR_INLINE Vector expOf(Vector x) {
   const auto [power, rest] = reduce(between(-87.0F, x, 89.0F));
   return power * (expm1OfRest(rest) + 1.0F);
 }
