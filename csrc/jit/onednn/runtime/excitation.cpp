@@ -62,12 +62,13 @@ void Excitation::runImage(const T* from, const Data& data, T* to) const {
 
   const bool relu = inner == Inner::relu;
   gemv(static_cast<const T*>(data.squeeze), data.squeeze_bias, hidden, channels, mean, inside,
-       relu ? Rectifier::relu : Rectifier::none);
+       relu ? Rectifier::relu : Rectifier::none, kForOne);
   if (!relu) {
     activate(Activation::silu, inside, inside, hidden);
   }
 
-  gemv(static_cast<const T*>(data.excite), data.excite_bias, channels, hidden, inside, gate);
+  gemv(static_cast<const T*>(data.excite), data.excite_bias, channels, hidden, inside, gate,
+       Rectifier::none, kForOne);
   if (sigmoid) {
     activate(Activation::sigmoid, gate, gate, channels);
   } else {

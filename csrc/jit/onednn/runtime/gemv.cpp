@@ -188,27 +188,26 @@ namespace {
 
 template <typename T>
 void multiply(const T* matrix, const float* bias, int64_t rows, int64_t columns,
-              const float* vector, float* result, Rectifier rectifier) {
-  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
-  const auto grain = std::max<int64_t>(1, kForOne / columns);
-  at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
-    dotRows(matrix + first * columns, last - first, columns, vector, result + first);
-    for (auto row = first; row < last; ++row) {
-      result[row] = rectified(result[row] + (bias != nullptr ? bias[row] : 0), rectifier);
-    }
-  });
+              const float* vector, float* result, Rectifier rectifier, int64_t grain) {
+  at::parallel_for(
+      0, rows, std::max<int64_t>(1, grain / columns), [&](int64_t first, int64_t last) {
+        dotRows(matrix + first * columns, last - first, columns, vector, result + first);
+        for (auto row = first; row < last; ++row) {
+          result[row] = rectified(result[row] + (bias != nullptr ? bias[row] : 0), rectifier);
+        }
+      });
 }
 
 }  // namespace
 
 void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
-          const float* vector, float* result, Rectifier rectifier) {
-  multiply(matrix, bias, rows, columns, vector, result, rectifier);
+          const float* vector, float* result, Rectifier rectifier, int64_t grain) {
+  multiply(matrix, bias, rows, columns, vector, result, rectifier, grain);
 }
 
 void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
-          const float* vector, float* result, Rectifier rectifier) {
-  multiply(matrix, bias, rows, columns, vector, result, rectifier);
+          const float* vector, float* result, Rectifier rectifier, int64_t grain) {
+  multiply(matrix, bias, rows, columns, vector, result, rectifier, grain);
 }
 
 }  // namespace llga

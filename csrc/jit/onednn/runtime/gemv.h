@@ -16,11 +16,12 @@ using Bfloat16 = uint16_t;  // its bits
 enum class Rectifier { none, relu, hardswish };
 
 // Needs AVX2 and FMA. Stateless; any thread may call, works with as many threads as PyTorch does.
-// `matrix` is dense, by rows. `bias` may be null. `result` overlaps nothing.
+// `matrix` is dense, by rows. `bias` may be null. `result` overlaps nothing. `grain`: numbers of
+// the matrix that are worth a thread.
 void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
-          const float* vector, float* result, Rectifier rectifier = Rectifier::none);
+          const float* vector, float* result, Rectifier rectifier, int64_t grain);
 void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
-          const float* vector, float* result, Rectifier rectifier = Rectifier::none);
+          const float* vector, float* result, Rectifier rectifier, int64_t grain);
 
 // In the calling thread, with the same needs:
 

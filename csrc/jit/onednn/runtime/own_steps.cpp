@@ -194,8 +194,9 @@ class OwnSteps {
                      const auto* source = static_cast<const float*>(from[0]);
                      auto* result = static_cast<float*>(to[0]);
                      if (row) {
+                       constexpr int64_t kGrain = 1 << 16;  // threads may have to be woken
                        gemv(data(1), data(bias), kernel.outputs, kernel.inputs, source, result,
-                            rectifier);
+                            rectifier, kGrain);
                      } else {
                        kernel.run({source, data(1), data(bias), data(addend), result});
                      }

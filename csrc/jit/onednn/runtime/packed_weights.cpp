@@ -73,6 +73,7 @@ struct Order {
   // axis is joined with those before it while it is short.
   std::vector<Axis> axes(at::IntArrayRef strides) const {
     std::vector<Axis> found;
+    found.reserve(offsets.size());
     for (size_t d = 0; d < offsets.size(); ++d) {
       found.push_back({static_cast<int64_t>(offsets[d].size()), strides[d], offsets[d]});
     }
