@@ -1,7 +1,6 @@
 // Included by one source for each instruction set, behind its Simd:
 //
-//   kWidth; load, loadFirst (also of bfloat16), store, zero, add, fmadd, isZero; lanesOf,
-//   lanesBefore, select
+//   kWidth; broadcast, store, zero, fmadd, isZero; lanesOf, lanesBefore, select
 //
 // and the kGemm of namespace llga::attention.
 //
@@ -49,7 +48,16 @@ float numberOf(Bfloat16 bits) {
   return number;
 }
 
-// The first `count` numbers of a register.
+// The first `count` numbers, 0 behind them; nothing else is read.
+template <typename T>
+Vector loadFirst(const T* from, int64_t count) {
+  T numbers[kWidth] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    numbers[i] = from[i];
+  }
+  return loadVector(numbers);
+}
+
 template <typename T>
 void storeFirst(T* to, Vector x, int64_t count) {
   T numbers[kWidth];
@@ -141,8 +149,8 @@ bool packValues(const Head<T>& head, float* to) {
       for (int64_t k = 0; k < keys; ++k) {
         const auto* from = head.value.data + (first + k) * head.value.stride + o;
         if (numbers == kPanel) {
-          const auto left = Simd::load(from);
-          const auto right = Simd::load(from + kWidth);
+          const auto left = loadVector(from);
+          const auto right = loadVector(from + kWidth);
           sum = Simd::fmadd(left, Simd::zero(), sum);
           sum = Simd::fmadd(right, Simd::zero(), sum);
           Simd::store(to, left);
@@ -166,7 +174,7 @@ Vector addend(const Head<T>& head, int64_t query, int64_t k) {
   const auto at = query * head.mask_stride + k;
   const auto count = head.keys - k;
   const auto read = [&](const auto* from) {
-    return count < kWidth ? Simd::loadFirst(from + at, count) : Simd::load(from + at);
+    return count < kWidth ? loadFirst(from + at, count) : loadVector(from + at);
   };
   if (head.added != nullptr) {
     return read(head.added);
@@ -203,7 +211,7 @@ float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& 
   Vector largest = Vector{} - kInfinity;
   const bool masked = isMasked(head);
   for (int64_t k = 0; k < row.met; k += kWidth) {
-    Vector x = Simd::load(row.scores + k);
+    Vector x = loadVector(row.scores + k);
     if (masked) {
       x += addend(head, query, first_key + k);
     }
@@ -225,7 +233,7 @@ float exponentials(const Row& row, float largest) {
   Vector sum{};
   int64_t k = 0;
   for (; k < row.met; k += kWidth) {
-    const Vector x = Simd::load(row.scores + k) - largest;
+    const Vector x = loadVector(row.scores + k) - largest;
     const Vector e = x < -87.0F ? Vector{} : expOf(x);
     Simd::store(row.scores + k, e);
     sum += e;
@@ -258,7 +266,7 @@ bool scaleQueries(const Head<T>& head, int64_t first, int64_t count, float* to) 
     const auto* from = head.query.data + q * head.query.stride;
     int64_t d = 0;
     for (; d + kWidth <= head.size; d += kWidth) {
-      const Vector scaled = Simd::load(from + d) * head.scale;
+      const Vector scaled = loadVector(from + d) * head.scale;
       Simd::store(to + d, scaled);
       sum += scaled * 0.0F;
     }
@@ -364,7 +372,7 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
     const float factor = total[q] == 0 ? 0 : 1 / total[q];  // of a query that meets no key
     for (int64_t d = 0; d < head.value_size; d += kWidth) {
       const auto left = head.value_size - d;
-      const auto sum = left < kWidth ? Simd::loadFirst(from + d, left) : Simd::load(from + d);
+      const auto sum = left < kWidth ? loadFirst(from + d, left) : loadVector(from + d);
       const Vector result = keys > 0 ? Vector(sum * factor) : Vector{};
       if (left < kWidth) {
         storeFirst(to + d, result, left);
@@ -383,7 +391,7 @@ void attendAlone(const Head<T>& head, float* scores) {
     const auto* key = head.key.data + k * head.key.stride;
     Vector sum{};
     for (int64_t d = 0; d < whole; d += kWidth) {
-      sum += Simd::load(head.query.data + d) * Simd::load(key + d);
+      sum += loadVector(head.query.data + d) * loadVector(key + d);
     }
     auto score = sumOf(sum);
     for (auto d = whole; d < head.size; ++d) {
@@ -404,8 +412,8 @@ void attendAlone(const Head<T>& head, float* scores) {
     Vector right{};
     for (int64_t k = 0; k < keys; ++k) {
       const auto* value = head.value.data + k * head.value.stride + d;
-      left += scores[k] * Simd::load(value);
-      right += scores[k] * Simd::load(value + kWidth);
+      left += scores[k] * loadVector(value);
+      right += scores[k] * loadVector(value + kWidth);
     }
     storeVector(head.result + d, left * factor);
     storeVector(head.result + d + kWidth, right * factor);
@@ -414,7 +422,7 @@ void attendAlone(const Head<T>& head, float* scores) {
     const auto count = least(kWidth, head.value_size - d);
     Vector sum{};
     for (int64_t k = 0; k < keys; ++k) {
-      sum += scores[k] * Simd::loadFirst(head.value.data + k * head.value.stride + d, count);
+      sum += scores[k] * loadFirst(head.value.data + k * head.value.stride + d, count);
     }
     storeFirst(head.result + d, sum * factor, count);
   }

@@ -30,21 +30,6 @@ struct Simd {
     return _mm256_movemask_ps(_mm256_cmp_ps(v, zero(), _CMP_EQ_OQ)) == 0xFF;
   }
 
-  // The first `count` numbers, 0 behind them; nothing else is read.
-  static V loadFirst(const float* from, int64_t count) {
-    return _mm256_maskload_ps(from, lanesBefore(count));
-  }
-  // bfloat16 numbers.
-  static V load(const uint16_t* from) {
-    return widened(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  }
-  static V loadFirst(const uint16_t* from, int64_t count) {
-    uint16_t numbers[kWidth] = {};
-    for (int64_t i = 0; i < count && i < kWidth; ++i) {
-      numbers[i] = from[i];
-    }
-    return load(numbers);
-  }
   // All bits of the lanes whose byte, of eight, is not 0.
   static __m256i lanesOf(const uint8_t* bytes) {
     const auto wide =
@@ -58,11 +43,6 @@ struct Simd {
   // `a` in these lanes, `b` in the others.
   static V select(__m256i lanes, V a, V b) {
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(lanes));
-  }
-
- private:
-  static V widened(__m128i numbers) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(numbers), 16));
   }
 };
 

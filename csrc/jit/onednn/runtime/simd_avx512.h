@@ -28,21 +28,6 @@ struct Simd {
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
   static bool isZero(V v) { return _mm512_cmp_ps_mask(v, zero(), _CMP_EQ_OQ) == 0xFFFF; }
 
-  // The first `count` numbers, 0 behind them; nothing else is read.
-  static V loadFirst(const float* from, int64_t count) {
-    return _mm512_maskz_loadu_ps(lanesBefore(count), from);
-  }
-  // bfloat16 numbers.
-  static V load(const uint16_t* from) {
-    return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
-  static V loadFirst(const uint16_t* from, int64_t count) {
-    uint16_t numbers[kWidth] = {};
-    for (int64_t i = 0; i < count && i < kWidth; ++i) {
-      numbers[i] = from[i];
-    }
-    return load(numbers);
-  }
   // The lanes whose byte, of sixteen, is not 0.
   static __mmask16 lanesOf(const uint8_t* bytes) {
     const auto wide =
@@ -54,11 +39,6 @@ struct Simd {
   }
   // `a` in these lanes, `b` in the others.
   static V select(__mmask16 lanes, V a, V b) { return _mm512_mask_blend_ps(lanes, b, a); }
-
- private:
-  static V widened(__m256i numbers) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16));
-  }
 };
 
 }  // namespace
