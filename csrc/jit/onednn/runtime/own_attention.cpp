@@ -24,7 +24,7 @@ const attention::Kernels* kernels() {
   return found;
 }
 
-// bfloat16 where PyTorch has neither vectors of it nor matrix units for it.
+// bfloat16 where there is AVX-512 and no AMX: our kernel would not use its matrix units.
 bool takes(std::optional<at::ScalarType> dtype) {
   return dtype == at::kFloat || (dtype == at::kBFloat16 && supportsBf16() && !usesAmx());
 }

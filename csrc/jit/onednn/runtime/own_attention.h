@@ -1,4 +1,4 @@
-// Which attention our own kernel computes, in the place of PyTorch's: that without AVX-512.
+// Which attention our own kernel computes, in the place of PyTorch's.
 //
 // Decisions only; own_steps.cpp makes the step of a plan. Stateless but for the environment, which
 // is read once.
