@@ -1349,6 +1349,13 @@ def test_attention_is_no_group(qkv: str, dropout: str) -> None:
     assert "llga::FusionGroup" not in kinds(graph)
 
 
+def test_attention_in_bf16_is_a_group_where_our_kernel_takes_it() -> None:
+    qkv = QKV.replace("Float", "BFloat16")
+    graph = parsed(ATTENTION.format(qkv=qkv, dropout="0.", causal="%no"))
+    _C.run_pass("graph_fuser", graph)
+    assert ("llga::FusionGroup" in kinds(graph)) == has_own_attention(torch.bfloat16)
+
+
 # Name: what becomes of %a, the result of a group, and whether it dies with the call.
 FATES = {
     "returned": ("return (%a)", False),

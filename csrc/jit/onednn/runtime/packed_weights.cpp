@@ -142,7 +142,11 @@ Order findOrder(const at::Tensor& weight, const Layout& layout, int bits) {
   const auto digitOf = [bits](uint32_t number, int shift) {
     return (number >> shift) & ((1U << bits) - 1);
   };
+  int present = -1;
   const auto unpackDigit = [&](int shift) {
+    if (shift == present) {
+      return;
+    }
     auto* digit = digits.mutable_data_ptr<T>();
     at::parallel_for(0, slots, 1 << 15, [&](int64_t from, int64_t to) {
       for (auto i = from; i < to; ++i) {
@@ -150,6 +154,7 @@ Order findOrder(const at::Tensor& weight, const Layout& layout, int bits) {
       }
     });
     copyToPlain(layout, digit, unpacked);
+    present = shift;
   };
 
   Order order{slots, {}};
@@ -228,9 +233,10 @@ at::Tensor pack(const at::Tensor& weight, const Order& order) {
   return packed;
 }
 
-// By layout. They are small, and networks repeat their layers.
-const Order& orderOf(const at::Tensor& weight, const Layout& layout) {
-  static auto* known = new std::deque<std::pair<Layout, Order>>;  // behind the registry's lock
+// Kept by layout, behind the registry's lock: they are small, and networks repeat their layers.
+template <typename T>
+const Order& orderOf(const at::Tensor& weight, const Layout& layout, int bits) {
+  static auto* known = new std::deque<std::pair<Layout, Order>>;
   constexpr size_t kMost = 256;
   const auto found = std::find_if(known->begin(), known->end(),
                                   [&](const auto& entry) { return entry.first.is_equal(layout); });
@@ -240,31 +246,20 @@ const Order& orderOf(const at::Tensor& weight, const Layout& layout) {
   if (known->size() == kMost) {
     known->pop_front();
   }
-  const auto find = [&] {
-    switch (weight.scalar_type()) {
-      case at::kFloat:
-        return findOrder<float>(weight, layout, 24);
-      case at::kBFloat16:
-        return findOrder<at::BFloat16>(weight, layout, 8);
-      case at::kChar:
-        return findOrder<int8_t>(weight, layout, 7);
-      default:
-        throw PackError{"only int8, float32 and bfloat16 weights are packed"};
-    }
-  };
-  known->emplace_back(layout, find());
+  known->emplace_back(layout, findOrder<T>(weight, layout, bits));
   return known->back().second;
 }
 
 at::Tensor packOpaque(const at::Tensor& weight, const Layout& layout) {
-  const auto& order = orderOf(weight, layout);
   switch (weight.scalar_type()) {
     case at::kFloat:
-      return pack<float>(weight, order);
+      return pack<float>(weight, orderOf<float>(weight, layout, 24));
     case at::kBFloat16:
-      return pack<at::BFloat16>(weight, order);
+      return pack<at::BFloat16>(weight, orderOf<at::BFloat16>(weight, layout, 8));
+    case at::kChar:
+      return pack<int8_t>(weight, orderOf<int8_t>(weight, layout, 7));
     default:
-      return pack<int8_t>(weight, order);
+      throw PackError{"only int8, float32 and bfloat16 weights are packed"};
   }
 }
 
