@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-namespace llga {
+#include "jit/onednn/runtime/bfloat16.h"
 
-using Bfloat16 = uint16_t;  // its bits
+namespace llga {
 
 enum class Activation { sigmoid, silu, tanh, gelu, tanh_gelu };
 

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 
-namespace llga {
-using Bfloat16 = uint16_t;  // its bits
-}
+#include "jit/onednn/runtime/bfloat16.h"
 
 namespace llga::attention {
 

@@ -9,9 +9,9 @@
 
 #include <cstdint>
 
-namespace llga {
+#include "jit/onednn/runtime/bfloat16.h"
 
-using Bfloat16 = uint16_t;  // its bits
+namespace llga {
 
 enum class Rectifier { none, relu, hardswish };
 
