@@ -2358,7 +2358,8 @@ def test_concat_and_batch_norm(module: nn.Module, mode: str) -> None:
         assert not alone, found
 
 
-def test_concat_and_batch_norm_of_special_values() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_concat_and_batch_norm_of_special_values(dtype: torch.dtype) -> None:
     """Infinities, and NaN from a scale of zero; ReLU keeps NaN. The inputs are finite."""
     module = net(
         "self.last(torch.relu(self.n(torch.cat([self.p(x), self.q(x)], 1))))",
@@ -2374,7 +2375,7 @@ def test_concat_and_batch_norm_of_special_values() -> None:
     x[0, :, ::3] *= 1e30
     expected = module.eval()(x)
     assert expected.isnan().any() and expected.isinf().any()
-    check(module, [x], groups=4)
+    check(module, [x], groups=4, dtype=dtype)
 
 
 @pytest.mark.parametrize(

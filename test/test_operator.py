@@ -720,6 +720,30 @@ def test_placement_of_weights(width: int) -> None:
             assert_same(script(x), m(x))
 
 
+# ------------------------------------------------------------------- other instruction sets
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_own_kernels_of_older_processors(isa: str) -> None:
+    """They exist once for each instruction set; the other tests run the best of them."""
+    order = ["avx2", "avx512_core", "avx512_core_"]
+    mine = llga_fuser._C.runtime_info()["isa"]
+    if not mine.startswith(order[order.index(isa.lower()) + 1]):
+        pytest.skip(f"this processor has no more than {mine}")
+    tests = Path(__file__).with_name("test_jit_llga_fuser.py")
+    chosen = "squeeze_and_excitation[ or concat_and_batch_norm_of or activation_of_special"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), "-k", chosen],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
 # --------------------------------------------------------------------------- threads, processes
 
 

@@ -1,4 +1,4 @@
-// Activations of float32 and bfloat16 data on processors with AVX2.
+// Activations of float32 and bfloat16 data on processors with AVX2 or AVX-512.
 //
 // oneDNN's kernels for AVX2 spend about a nanosecond on each number of a sigmoid, SiLU or GELU,
 // also behind a convolution or product whose results they are applied to, and four on a tanh. Where

@@ -48,25 +48,6 @@ float numberOf(Bfloat16 bits) {
   return number;
 }
 
-// The first `count` numbers, 0 behind them; nothing else is read.
-template <typename T>
-Vector loadFirst(const T* from, int64_t count) {
-  T numbers[kWidth] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    numbers[i] = from[i];
-  }
-  return loadVector(numbers);
-}
-
-template <typename T>
-void storeFirst(T* to, Vector x, int64_t count) {
-  T numbers[kWidth];
-  storeVector(numbers, x);
-  for (int64_t i = 0; i < count; ++i) {
-    to[i] = numbers[i];
-  }
-}
-
 __m256 loadEight(const float* from) { return _mm256_loadu_ps(from); }
 
 __m256 loadEight(const Bfloat16* from) {

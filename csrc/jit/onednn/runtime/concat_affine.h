@@ -25,7 +25,12 @@ struct ConcatAffine {
   float least;  // 0 with ReLU, minus infinity without
 
   // Dense channels-last memory each; `result` overlaps no part.
+  // Needs AVX2 and FMA.
   void run(c10::ArrayRef<const void*> parts, void* result) const;
+
+ private:
+  template <typename T>
+  void runAs(c10::ArrayRef<const void*> parts, T* result) const;
 };
 
 }  // namespace llga

@@ -164,6 +164,19 @@ bool usesAvx512() {
   return uses;
 }
 
+bool usesAvx512Bf16() {
+  static const bool uses = [] {
+    switch (dnnl::get_effective_cpu_isa()) {
+      case dnnl::cpu_isa::avx512_core:
+      case dnnl::cpu_isa::avx512_core_vnni:
+        return false;
+      default:
+        return usesAvx512() && __builtin_cpu_supports("avx512bf16") != 0;
+    }
+  }();
+  return uses;
+}
+
 bool usesAmx() {
   static const bool uses = dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx ||
                            dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx_fp16;

@@ -7,6 +7,7 @@
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/gemv.h"
+#include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 namespace {
@@ -46,11 +47,12 @@ void Excitation::runImage(const T* from, const Data& data, T* to) const {
   auto* gate = mean + parts * channels;
   auto* inside = gate + channels;
 
+  const auto& loops = vector_loops::functions<T>();
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     for (auto part = first; part < last; ++part) {
       const auto pixel = pixels * part / parts;
-      sumRows(from + pixel * channels, pixels * (part + 1) / parts - pixel, channels,
-              mean + part * channels);
+      loops.sumRows(from + pixel * channels, pixels * (part + 1) / parts - pixel, channels,
+                    mean + part * channels);
     }
   });
   for (int64_t c = 0; c < channels; ++c) {
@@ -81,8 +83,8 @@ void Excitation::runImage(const T* from, const Data& data, T* to) const {
 
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     const auto pixel = pixels * first / parts;
-    scaleRows(from + pixel * channels, pixels * last / parts - pixel, channels, gate,
-              to + pixel * channels);
+    loops.scaleRows(from + pixel * channels, pixels * last / parts - pixel, channels, gate,
+                    to + pixel * channels);
   });
 }
 

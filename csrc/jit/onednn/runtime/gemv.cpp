@@ -23,25 +23,6 @@ LLGA_INLINE Vector loadMasked(const T* from, const Mask& mask) {
   return reinterpret_cast<Vector>(reinterpret_cast<Mask>(loadVector(from)) & mask);
 }
 
-// Sums of a few rows each are added up, as they are in eager: one long sum would round more.
-template <int64_t vectors, typename T>
-LLGA_INLINE void sumBand(const T* from, int64_t rows, int64_t stride, float* to) {
-  constexpr int64_t kFew = 64;
-  Vector total[vectors] = {};
-  for (int64_t first = 0; first < rows; first += kFew) {
-    Vector sum[vectors] = {};
-    for (auto row = first; row < std::min(rows, first + kFew); ++row) {
-      for (int64_t v = 0; v < vectors; ++v) {
-        sum[v] += loadVector(from + row * stride + v * kVectorWidth);
-      }
-    }
-    for (int64_t v = 0; v < vectors; ++v) {
-      total[v] += sum[v];
-    }
-  }
-  std::memcpy(to, total, sizeof(total));
-}
-
 // The products of some rows with one. What is left of them behind the last whole vector is `rest`
 // of the vector that ends where they end.
 template <int64_t rows, typename T>
@@ -114,79 +95,6 @@ float rectified(float x, Rectifier rectifier) {
 }
 
 template <typename T>
-[[LLGA_AVX2]] void sumAll(const T* from, int64_t rows, int64_t columns, float* to) {
-  constexpr int64_t kVectors = 8;
-  int64_t c = 0;
-  for (; c + kVectors * kVectorWidth <= columns; c += kVectors * kVectorWidth) {
-    sumBand<kVectors>(from + c, rows, columns, to + c);
-  }
-  for (; c + kVectorWidth <= columns; c += kVectorWidth) {
-    sumBand<1>(from + c, rows, columns, to + c);
-  }
-  if (c == columns) {
-    return;
-  }
-  double sums[kVectorWidth] = {};
-  for (int64_t row = 0; row < rows; ++row) {
-    T numbers[kVectorWidth] = {};
-    std::memcpy(numbers, from + row * columns + c, static_cast<size_t>(columns - c) * sizeof(T));
-    const auto wide = loadVector(numbers);
-    for (int64_t i = 0; i < columns - c; ++i) {
-      sums[i] += wide[i];
-    }
-  }
-  for (int64_t i = 0; i < columns - c; ++i) {
-    to[c + i] = static_cast<float>(sums[i]);
-  }
-}
-
-template <typename T>
-[[LLGA_AVX2]] void scaleAll(const T* from, int64_t rows, int64_t columns, const float* factor,
-                            T* to) {
-  for (int64_t row = 0; row < rows; ++row) {
-    int64_t c = 0;
-    for (; c + kVectorWidth <= columns; c += kVectorWidth) {
-      storeVector(to + c, loadVector(from + c) * loadVector(factor + c));
-    }
-    if (c < columns) {
-      const auto rest = static_cast<size_t>(columns - c);
-      T numbers[kVectorWidth] = {};
-      float factors[kVectorWidth] = {};
-      std::memcpy(numbers, from + c, rest * sizeof(T));
-      std::memcpy(factors, factor + c, rest * sizeof(float));
-      storeVector(numbers, loadVector(numbers) * loadVector(factors));
-      std::memcpy(to + c, numbers, rest * sizeof(T));
-    }
-    from += columns;
-    to += columns;
-  }
-}
-
-}  // namespace
-
-void sumRows(const float* from, int64_t rows, int64_t columns, float* to) {
-  sumAll(from, rows, columns, to);
-}
-
-void sumRows(const Bfloat16* from, int64_t rows, int64_t columns, float* to) {
-  sumAll(from, rows, columns, to);
-}
-
-void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor, float* to) {
-  scaleAll(from, rows, columns, factor, to);
-}
-
-void scaleRows(const Bfloat16* from, int64_t rows, int64_t columns, const float* factor,
-               Bfloat16* to) {
-  scaleAll(from, rows, columns, factor, to);
-}
-
-#undef LLGA_AVX2
-#undef LLGA_INLINE
-
-namespace {
-
-template <typename T>
 void multiply(const T* matrix, const float* bias, int64_t rows, int64_t columns,
               const float* vector, float* result, Rectifier rectifier, int64_t grain) {
   at::parallel_for(
@@ -209,5 +117,8 @@ void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t colum
           const float* vector, float* result, Rectifier rectifier, int64_t grain) {
   multiply(matrix, bias, rows, columns, vector, result, rectifier, grain);
 }
+
+#undef LLGA_AVX2
+#undef LLGA_INLINE
 
 }  // namespace llga

@@ -1,4 +1,4 @@
-// Product of a matrix and a vector, and sums over a matrix, for processors with AVX2.
+// Product of a matrix and a vector, for processors with AVX2.
 //
 //   result[r] = bias[r] + sum of matrix[r][.] * vector[.]
 //
@@ -22,16 +22,5 @@ void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier, int64_t grain);
 void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier, int64_t grain);
-
-// In the calling thread, with the same needs:
-
-// to[c] = sum of from[.][c]
-void sumRows(const float* from, int64_t rows, int64_t columns, float* to);
-void sumRows(const Bfloat16* from, int64_t rows, int64_t columns, float* to);
-
-// to[.][c] = from[.][c] * factor[c]; `to` may be `from`.
-void scaleRows(const float* from, int64_t rows, int64_t columns, const float* factor, float* to);
-void scaleRows(const Bfloat16* from, int64_t rows, int64_t columns, const float* factor,
-               Bfloat16* to);
 
 }  // namespace llga

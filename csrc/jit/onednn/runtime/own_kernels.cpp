@@ -15,10 +15,6 @@ bool canAvx2() {
   return can;
 }
 
-// Whether those for AVX2 also stand in for oneDNN's kernels for AVX-512: of what reads memory more
-// than it computes, and of what those are slow at.
-bool ownKernelsAnywhere() { return ownKernels() && (usesAvxGemm() || usesAvx512()) && canAvx2(); }
-
 std::optional<Activation> activationOf(OpKind kind) {
   switch (kind) {
     case OpKind::Sigmoid:
@@ -187,6 +183,8 @@ bool ownKernels() {
 }
 
 bool ownAvx2Kernels() { return ownKernels() && usesAvxGemm() && canAvx2(); }
+
+bool ownKernelsAnywhere() { return ownKernels() && (usesAvxGemm() || usesAvx512()) && canAvx2(); }
 
 bool winogradIsOn() {
   static const bool on = !switchedOff("LLGA_FUSER_WINOGRAD");

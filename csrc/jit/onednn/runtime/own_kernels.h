@@ -26,6 +26,10 @@ bool ownKernels();
 // Whether those for AVX2 stand in for oneDNN's or PyTorch's: not for what those have for AVX-512.
 bool ownAvx2Kernels();
 
+// Whether those stand in, on any processor that has AVX2, which read memory more than they compute
+// or do what oneDNN is slow at.
+bool ownKernelsAnywhere();
+
 // False if that is off, or the environment holds LLGA_FUSER_WINOGRAD=off.
 bool winogradIsOn();
 

@@ -271,7 +271,7 @@ class OwnSteps {
   bool concatAffine() {
     const auto& ops = draft_.lowered.ops;
     const bool relu = ops.size() == 3 && ops[2].kind() == OpKind::ReLU;
-    if (!ownKernels() || ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
+    if (!ownKernelsAnywhere() || ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
         ops[1].kind() != OpKind::BatchNormInference ||
         ops[1].inputs()[0].id != ops[0].outputs()[0].id ||
         (relu && ops[2].inputs()[0].id != ops[1].outputs()[0].id)) {

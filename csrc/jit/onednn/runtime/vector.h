@@ -36,12 +36,67 @@ LLGA_VECTOR_INLINE Vector loadVector(const Bfloat16* from) {
 LLGA_VECTOR_INLINE void storeVector(float* to, Vector x) { __builtin_memcpy(to, &x, sizeof(x)); }
 
 // Rounds to the nearest, of two to the even one.
-LLGA_VECTOR_INLINE void storeVector(Bfloat16* to, Vector x) {
+LLGA_VECTOR_INLINE Narrow narrowed(Vector x) {
+#ifdef __AVX512BF16__
+  return reinterpret_cast<Narrow>(_mm512_cvtneps_pbh(x));
+#else
   const auto bits = reinterpret_cast<Bits>(x);
   const Bits rounded = (bits + 0x7FFFU + ((bits >> 16U) & 1U)) >> 16U;
-  const Narrow narrow = __builtin_convertvector(x == x ? rounded : Bits{} + 0x7FC0U, Narrow);
+  return __builtin_convertvector(x == x ? rounded : Bits{} + 0x7FC0U, Narrow);
+#endif
+}
+
+LLGA_VECTOR_INLINE void storeVector(Bfloat16* to, Vector x) {
+  const auto narrow = narrowed(x);
   __builtin_memcpy(to, &narrow, sizeof(narrow));
 }
+
+// The first `count` numbers, fewer than a vector, and 0 behind them; nothing else is read.
+template <typename T>
+LLGA_VECTOR_INLINE Vector loadFirst(const T* from, int64_t count) {
+  T numbers[kVectorWidth] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    numbers[i] = from[i];
+  }
+  return loadVector(numbers);
+}
+
+// Likewise; nothing else is written.
+template <typename T>
+LLGA_VECTOR_INLINE void storeFirst(T* to, Vector x, int64_t count) {
+  T numbers[kVectorWidth];
+  storeVector(numbers, x);
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = numbers[i];
+  }
+}
+
+#ifdef __AVX512BW__
+LLGA_VECTOR_INLINE __mmask16 lanesBefore(int64_t count) {
+  return static_cast<__mmask16>((1U << count) - 1);
+}
+
+template <>
+LLGA_VECTOR_INLINE Vector loadFirst(const float* from, int64_t count) {
+  return _mm512_maskz_loadu_ps(lanesBefore(count), from);
+}
+
+template <>
+LLGA_VECTOR_INLINE Vector loadFirst(const Bfloat16* from, int64_t count) {
+  const auto narrow = _mm256_maskz_loadu_epi16(lanesBefore(count), from);
+  return reinterpret_cast<Vector>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+}
+
+template <>
+LLGA_VECTOR_INLINE void storeFirst(float* to, Vector x, int64_t count) {
+  _mm512_mask_storeu_ps(to, lanesBefore(count), x);
+}
+
+template <>
+LLGA_VECTOR_INLINE void storeFirst(Bfloat16* to, Vector x, int64_t count) {
+  _mm256_mask_storeu_epi16(to, lanesBefore(count), reinterpret_cast<__m256i>(narrowed(x)));
+}
+#endif
 
 LLGA_VECTOR_INLINE Vector between(float least, Vector x, float most) {
   const Vector low = x < least ? Vector{} + least : x;  // NaN stays NaN

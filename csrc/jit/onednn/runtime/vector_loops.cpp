@@ -1,0 +1,12 @@
+#include "jit/onednn/runtime/vector_loops.h"
+
+#include "jit/onednn/runtime/engine.h"
+
+namespace llga::vector_loops {
+
+const Kernels& kernels() {
+  static const Kernels& best = !usesAvx512() ? avx2 : usesAvx512Bf16() ? avx512_bf16 : avx512;
+  return best;
+}
+
+}  // namespace llga::vector_loops

@@ -1,0 +1,66 @@
+// Loops over numbers in memory that are compiled once for each instruction set: one thread, plain
+// memory, no PyTorch, no oneDNN, no standard library here (gemm_blocks.h has the reason).
+//
+// bfloat16 numbers are computed in float32 and rounded once. With AVX512_BF16, as in oneDNN's
+// kernels, a result below 2^-126 is 0.
+#pragma once
+
+#include <cstdint>
+
+#include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/bfloat16.h"
+
+namespace llga::vector_loops {
+
+// Rows of `columns` numbers, one behind the other, to rows that are `stride` numbers apart.
+struct Affine {
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+  const float* scale;  // by column
+  const float* shift;
+  float least;
+};
+
+template <typename T>
+struct Functions {
+  // to[i] = the activation of from[i]; `to` may be `from`.
+  void (*activate)(Activation activation, const T* from, T* to, int64_t count);
+
+  // to[c] = sum of from[.][c]
+  void (*sumRows)(const T* from, int64_t rows, int64_t columns, float* to);
+
+  // to[.][c] = from[.][c] * factor[c]; `to` may be `from`.
+  void (*scaleRows)(const T* from, int64_t rows, int64_t columns, const float* factor, T* to);
+
+  // to[.][c] = max(from[.][c] * scale[c] + shift[c], least); NaN stays NaN.
+  void (*affineRows)(const T* from, T* to, const Affine& affine);
+};
+
+// What there is for one instruction set.
+struct Kernels {
+  Functions<float> wide;
+  Functions<Bfloat16> narrow;
+};
+
+extern const Kernels avx2;  // and FMA
+extern const Kernels avx512;
+extern const Kernels avx512_bf16;
+
+// The best that the processor has and oneDNN was not told to do without. Needs AVX2 and FMA.
+const Kernels& kernels();
+
+template <typename T>
+const Functions<T>& functions();
+
+template <>
+inline const Functions<float>& functions() {
+  return kernels().wide;
+}
+
+template <>
+inline const Functions<Bfloat16>& functions() {
+  return kernels().narrow;
+}
+
+}  // namespace llga::vector_loops

@@ -1,0 +1,10 @@
+// Compiled for AVX2 and FMA.
+#include "jit/onednn/runtime/simd_avx2.h"
+
+#include "jit/onednn/runtime/vector_loops_kernel.h"
+
+namespace llga::vector_loops {
+
+const Kernels avx2{kFunctions<float>, kFunctions<Bfloat16>};
+
+}  // namespace llga::vector_loops

@@ -1,0 +1,10 @@
+// Compiled for AVX-512.
+#include "jit/onednn/runtime/simd_avx512.h"
+
+#include "jit/onednn/runtime/vector_loops_kernel.h"
+
+namespace llga::vector_loops {
+
+const Kernels avx512{kFunctions<float>, kFunctions<Bfloat16>};
+
+}  // namespace llga::vector_loops

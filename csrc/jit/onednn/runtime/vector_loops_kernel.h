@@ -1,0 +1,192 @@
+// Included by one source for each instruction set, behind its Simd.
+#include "jit/onednn/runtime/vector.h"
+#include "jit/onednn/runtime/vector_loops.h"
+
+namespace llga::vector_loops {
+namespace {
+
+constexpr int64_t kWidth = kVectorWidth;
+
+// ------------------------------------------------------------------------------------ activations
+
+struct Sigmoid {
+  static Vector of(Vector x) { return 1.0F / (1.0F + expOf(-x)); }
+};
+
+struct Silu {
+  static Vector of(Vector x) { return x / (1.0F + expOf(-x)); }
+};
+
+struct Tanh {
+  static Vector of(Vector x) {
+    const auto [power, rest] = reduce(between(-40.0F, 2.0F * x, 40.0F));
+    const Vector expm1 = power * expm1OfRest(rest) + (power - 1.0F);  // all digits, near zero too
+    return expm1 / (expm1 + 2.0F);
+  }
+};
+
+// x / 2 * (1 + erf(x / sqrt(2))), where the erf is x * p(x^2) / q(x^2), fitted for |x| <= 5.5 with
+// an error of 2e-8; beyond, it is 1 or -1 in float32.
+struct Gelu {
+  static Vector of(Vector x) {
+    const Vector square = x * x;
+    Vector p = 4.58624855e-8F * square + 1.26031528e-5F;
+    p = p * square + 3.29144473e-4F;
+    p = p * square + 9.30294581e-3F;
+    p = p * square + 6.69174939e-2F;
+    p = p * square + 7.97884524e-1F;
+    Vector q = 1.19902984e-6F * square + 7.21665347e-5F;
+    q = q * square + 1.86063745e-3F;
+    q = q * square + 2.84160469e-2F;
+    q = q * square + 2.50535041e-1F;
+    q = q * square + 1.0F;
+    Vector erf = x * p / q;
+    erf = x > 5.5F ? Vector{} + 1.0F : erf;
+    erf = x < -5.5F ? Vector{} - 1.0F : erf;
+    const Vector half = 0.5F * x;
+    return half * erf + half;
+  }
+};
+
+// x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
+struct TanhGelu {
+  static Vector of(Vector x) {
+    const Vector twice = x * (x * x * 0.0713548163F + 1.59576912F);
+    return x / (1.0F + expOf(-twice));
+  }
+};
+
+template <typename Function, typename T>
+void apply(const T* from, T* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    storeVector(to + i, Function::of(loadVector(from + i)));
+  }
+  if (i < count) {
+    storeFirst(to + i, Function::of(loadFirst(from + i, count - i)), count - i);
+  }
+}
+
+template <typename T>
+void activate(Activation activation, const T* from, T* to, int64_t count) {
+  switch (activation) {
+    case Activation::sigmoid:
+      return apply<Sigmoid>(from, to, count);
+    case Activation::silu:
+      return apply<Silu>(from, to, count);
+    case Activation::tanh:
+      return apply<Tanh>(from, to, count);
+    case Activation::gelu:
+      return apply<Gelu>(from, to, count);
+    case Activation::tanh_gelu:
+      return apply<TanhGelu>(from, to, count);
+  }
+}
+
+// ------------------------------------------------------------------------------------------- rows
+
+// `first`: of this many numbers, fewer than a vector; 0 for whole vectors.
+template <typename T>
+Vector loadUpTo(const T* from, int64_t first) {
+  return first != 0 ? loadFirst(from, first) : loadVector(from);
+}
+
+template <typename T>
+void storeUpTo(T* to, Vector x, int64_t first) {
+  if (first != 0) {
+    storeFirst(to, x, first);
+  } else {
+    storeVector(to, x);
+  }
+}
+
+// Calls f<n>(c, first) for bands of n vectors from column c on, many while there are many; the last
+// band may be of one vector's `first` numbers.
+template <int64_t many, typename F>
+void forBands(int64_t columns, const F& f) {
+  int64_t c = 0;
+  for (; c + many * kWidth <= columns; c += many * kWidth) {
+    f.template operator()<many>(c, 0);
+  }
+  for (; c + kWidth <= columns; c += kWidth) {
+    f.template operator()<1>(c, 0);
+  }
+  if (c < columns) {
+    f.template operator()<1>(c, columns - c);
+  }
+}
+
+// Sums of a few rows each are added up, as they are in eager: one long sum would round more.
+template <typename T>
+void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
+  constexpr int64_t kFew = 64;
+  forBands<8>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    Vector total[n] = {};
+    for (int64_t begin = 0; begin < rows; begin += kFew) {
+      const auto end = rows - begin < kFew ? rows : begin + kFew;
+      Vector sum[n] = {};
+      for (auto row = begin; row < end; ++row) {
+        for (int64_t v = 0; v < n; ++v) {
+          sum[v] += loadUpTo(from + row * columns + c + v * kWidth, first);
+        }
+      }
+      for (int64_t v = 0; v < n; ++v) {
+        total[v] += sum[v];
+      }
+    }
+    for (int64_t v = 0; v < n; ++v) {
+      storeUpTo(to + c + v * kWidth, total[v], first);
+    }
+  });
+}
+
+// Applies `of`, which gets and returns `n` vectors, to a band of all rows.
+template <int64_t n, typename T, typename F>
+void mapBand(const T* from, T* to, const Affine& rows, int64_t first, const F& of) {
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    Vector x[n];
+    for (int64_t v = 0; v < n; ++v) {
+      x[v] = of(loadUpTo(from + v * kWidth, first), v);
+    }
+    for (int64_t v = 0; v < n; ++v) {
+      storeUpTo(to + v * kWidth, x[v], first);
+    }
+    from += rows.columns;
+    to += rows.stride;
+  }
+}
+
+template <typename T>
+void scaleRows(const T* from, int64_t rows, int64_t columns, const float* factor, T* to) {
+  const Affine plain{rows, columns, columns, factor, nullptr, 0};
+  forBands<4>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    Vector factors[n];
+    for (int64_t v = 0; v < n; ++v) {
+      factors[v] = loadUpTo(factor + c + v * kWidth, first);
+    }
+    mapBand<n>(from + c, to + c, plain, first, [&](Vector x, int64_t v) { return x * factors[v]; });
+  });
+}
+
+template <typename T>
+void affineRows(const T* from, T* to, const Affine& affine) {
+  const Vector least = Vector{} + affine.least;
+  forBands<2>(affine.columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    Vector scale[n];
+    Vector shift[n];
+    for (int64_t v = 0; v < n; ++v) {
+      scale[v] = loadUpTo(affine.scale + c + v * kWidth, first);
+      shift[v] = loadUpTo(affine.shift + c + v * kWidth, first);
+    }
+    mapBand<n>(from + c, to + c, affine, first, [&](Vector x, int64_t v) {
+      const Vector line = x * scale[v] + shift[v];
+      return line < least ? least : line;
+    });
+  });
+}
+
+template <typename T>
+constexpr Functions<T> kFunctions{activate<T>, sumRows<T>, scaleRows<T>, affineRows<T>};
+
+}  // namespace
+}  // namespace llga::vector_loops
