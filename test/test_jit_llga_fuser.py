@@ -1235,6 +1235,193 @@ def test_attention_with_special_values(options: str, keys: int, value: float) ->
                     assert_same(script(*changed, mask), m(*changed, mask))
 
 
+class Written(NamedTuple):
+    """Attention that a model writes out, of (batch, head, place, number) q, k and v."""
+
+    code: str
+    masks: Sequence[Tensor] = ()
+    queries: int = 40
+    keys: int = 40
+    batch: int = 2
+    own: bool = True
+    dtype: torch.dtype = torch.float32
+
+
+HIDDEN = torch.full((40, 40), -math.inf).triu(1)
+SIDE_BY_SIDE = "(({}).softmax(-1) @ v).transpose(1, 2).reshape({}, 40, -1)"
+WRITTEN = {
+    "plain": Written("(q @ k.transpose(-2, -1)).softmax(-1) @ v"),
+    "more_keys": Written("torch.matmul(q, k.transpose(2, 3)).softmax(3) @ v", keys=75),
+    "blocks_of_keys": Written("(q @ k.transpose(-2, -1)).softmax(-1) @ v", keys=1030, queries=70),
+    "one_query": Written("(q @ k.transpose(-2, -1)).softmax(-1) @ v", queries=1),
+    "one_query_across": Written("(q @ k.mT.contiguous()).softmax(-1) @ v", queries=1, keys=33),
+    "across": Written("(q @ k.mT.contiguous()).softmax(-1) @ v", keys=75),
+    "scaled": Written("(q @ k.transpose(-2, -1) / 4).softmax(-1) @ v"),
+    "scaled_before": Written("(0.3 * (q * 0.7 @ k.transpose(-2, -1))).softmax(-1) @ v"),
+    "scaled_by_size": Written("(q * q.size(-1) ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v"),
+    "mask": Written("(q @ k.transpose(-2, -1) + m).softmax(-1) @ v", [HIDDEN]),
+    "mask_first": Written(
+        "(m + q @ k.transpose(-2, -1)).softmax(-1) @ v", [torch.randn(3, 40, 40)]
+    ),
+    "mask_of_keys": Written(
+        "(q @ k.transpose(-2, -1) / 4 + m).softmax(-1) @ v",
+        [torch.finfo(torch.float32).min * (torch.rand(2, 1, 1, 53) > 0.7)],
+        keys=53,
+    ),
+    "mask_in_place": Written(
+        "s = q @ k.transpose(-2, -1)\ns += m\nreturn F.softmax(s.float(), dim=-1).type_as(s) @ v",
+        [torch.randn(1, 3, 40, 40)],
+    ),
+    "nothing_met": Written(
+        "(q @ k.transpose(-2, -1) + m).softmax(-1) @ v",
+        [torch.zeros(40, 40).index_fill(0, torch.tensor([3, 39]), -math.inf)],
+    ),
+    "two_masks": Written(
+        "(q @ k.transpose(-2, -1) + m + n).softmax(-1) @ v",
+        [torch.randn(3, 40, 40), torch.randn(2, 1, 40, 40)],
+    ),
+    "windows": Written(
+        "s = q @ k.transpose(-2, -1) + m\ns = s.view(2, 3, 3, 40, 40) + n.unsqueeze(1).unsqueeze(0)"
+        "\ns = F.softmax(s.view(-1, 3, 40, 40), dim=-1)\n"
+        "return (s @ v).transpose(1, 2).reshape(6, 40, 48)",
+        [torch.randn(1, 3, 40, 40), torch.where(torch.rand(3, 40, 40) > 0.5, -100.0, 0.0)],
+        batch=6,
+    ),
+    "filled": Written(
+        "(q @ k.transpose(-2, -1)).masked_fill(m == 0, float('-inf')).softmax(-1) @ v",
+        [lower(40, 40).float()],
+    ),
+    "filled_with_number": Written(
+        "(q @ k.transpose(-2, -1)).masked_fill(m, -1e9).softmax(-1) @ v", [~some_rows(40, 40)]
+    ),
+    "filled_all": Written(
+        "(q @ k.transpose(-2, -1)).masked_fill(m, float('-inf')).softmax(-1) @ v",
+        [~some_rows(40, 40)],
+    ),
+    "where": Written(
+        "torch.where(m, q @ k.transpose(-2, -1), n).softmax(-1) @ v",
+        [lower(40, 40), torch.tensor(-1e4)],
+        own=False,  # n is no constant
+    ),
+    "where_constant": Written(
+        "torch.where(m, q @ k.transpose(-2, -1), float('-inf')).softmax(-1) @ v", [lower(40, 40)]
+    ),
+    "side_by_side": Written(SIDE_BY_SIDE.format("q @ k.transpose(-2, -1)", 2)),
+    "contiguous": Written(
+        "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\n"
+        "return y.transpose(1, 2).contiguous().view(2, 40, 48)"
+    ),
+    "rank_3": Written(
+        "q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)\n"
+        "return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)"
+    ),
+    "rank_3_and_mask": Written(
+        "q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)\n"
+        "s = torch.bmm(q, k.transpose(1, 2)).view(2, 3, 40, 40) + m\n"
+        "return torch.bmm(s.view(6, 40, 40).softmax(-1), v)",
+        [torch.randn(2, 1, 40, 40)],
+    ),
+    "other_dimension": Written("(q @ k.transpose(-2, -1)).softmax(-2) @ v", own=False),
+    "scaled_behind_mask": Written(
+        "((q @ k.transpose(-2, -1) + m) * 0.5).softmax(-1) @ v", [HIDDEN], own=False
+    ),
+    "scaled_by_head": Written(
+        "(q @ k.transpose(-2, -1) * m).softmax(-1) @ v", [torch.rand(3, 1, 1)], own=False
+    ),
+    "column": Written(
+        "(q @ k.transpose(-2, -1) + m).softmax(-1) @ v", [torch.randn(40, 1)], own=False
+    ),
+    "double": Written("(q @ k.mT).softmax(-1, dtype=torch.float64).to(q.dtype) @ v", own=False),
+    "weights_read": Written(
+        "w = (q @ k.transpose(-2, -1)).softmax(-1)\nreturn w @ v, w.mean(1)", own=False
+    ),
+    "scores_read": Written(
+        "s = q @ k.transpose(-2, -1)\nreturn s.softmax(-1) @ v + s.mean()", own=False
+    ),
+    "three_masks": Written(
+        "(q @ k.transpose(-2, -1) + m + m + n).softmax(-1) @ v", [HIDDEN, HIDDEN], own=False
+    ),
+}
+WRITTEN |= {
+    f"bf16_{name}": WRITTEN[name]._replace(dtype=torch.bfloat16)
+    for name in (
+        *("plain", "more_keys", "one_query", "across", "scaled", "scaled_before", "mask"),
+        *("mask_in_place", "windows", "filled", "side_by_side", "rank_3_and_mask"),
+    )
+}
+
+
+def heads_of_one_layer(c: Written, size: int = 16) -> list[Tensor]:
+    """Queries, keys and values that lie side by side; of scores that eager can round to bf16."""
+    q = torch.randn(c.batch, c.queries, 3, 3 * size)[..., :size]
+    q = q / 4 if c.dtype == torch.bfloat16 else q
+    k, v = torch.randn(c.batch, c.keys, 3, 2 * size).split(size, -1)
+    return [x.to(c.dtype).transpose(1, 2) for x in (q, k, v)]
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", WRITTEN)
+def test_attention_written_out(case: str) -> None:
+    """One group, with the kernel that scaled_dot_product_attention has."""
+    c = WRITTEN[case]
+    m = net(c.code, "q, k, v, m, n").eval()
+    masks = [x.to(c.dtype) if x.is_floating_point() else x for x in c.masks]
+    inputs = [*heads_of_one_layer(c), *masks, *[torch.zeros(1)] * (2 - len(masks))]
+    with torch.no_grad():
+        script = to_script(m, inputs)
+        before = llga_fuser.cache_info().fallbacks
+        for _ in range(3):
+            assert_same(script(*inputs), m(*inputs))
+    own = c.own and has_own_attention(c.dtype)
+    kernel = f"llga_attention:{'avx2' if has_avx2_kernels() else 'avx512'}"
+    assert (kernel in kernels_of(m, *inputs)) == own
+    assert llga_fuser.cache_info().fallbacks == before or not own
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("case", ["plain", "mask", "filled", "across", "nothing_met"])
+def test_attention_written_out_with_special_values(case: str, value: float) -> None:
+    c = WRITTEN[case]
+    m = net(c.code, "q, k, v, m, n").eval()
+    tensors = heads_of_one_layer(c)
+    masks = [*c.masks, *[torch.zeros(1)] * (2 - len(c.masks))]
+    with torch.no_grad():
+        script = to_script(m, [*tensors, *masks])
+        for i in range(3):
+            for place in (0, 20, 39):
+                changed = [tensor.clone() for tensor in tensors]
+                changed[i][0, 1, place, 3] = value
+                for _ in range(3):
+                    assert_same(script(*changed, *masks), m(*changed, *masks))
+
+
+def test_attention_written_out_of_other_sizes() -> None:
+    """What is fused for one set of sizes is right for all others."""
+    m = net("(q @ k + m).softmax(-1) @ v", "q, k, v, m").eval()
+    with torch.no_grad():
+        script = to_script(
+            m,
+            [
+                torch.randn(2, 3, 9, 16),
+                torch.randn(2, 3, 16, 9),
+                torch.randn(2, 3, 9, 16),
+                torch.randn(9, 9),
+            ],
+        )
+        for q, k, v, mask in (
+            ((1, 3, 20, 16), (1, 3, 16, 33), (1, 3, 33, 8), (20, 33)),
+            ((1, 3, 20, 16), (1, 3, 16, 33), (1, 3, 33, 8), (20, 1)),
+            ((1, 3, 20, 16), (1, 3, 16, 33), (1, 3, 33, 8), (1,)),
+            ((4, 3, 20, 16), (1, 1, 16, 33), (33, 8), (4, 1, 20, 33)),
+            ((20, 16), (16, 33), (33, 8), (20, 33)),
+            ((20, 16), (16, 33), (33, 8), (5, 3, 20, 33)),
+            ((2, 2, 2, 5, 16), (2, 2, 2, 16, 6), (2, 2, 2, 6, 8), (5, 6)),
+        ):
+            inputs = [torch.randn(size) for size in (q, k, v, mask)]
+            for _ in range(2):
+                assert_same(script(*inputs), m(*inputs))
+
+
 class Heads(nn.Module):
     """Self-attention as transformers write it: views, transposes, sdpa, and back."""
 

@@ -15,6 +15,7 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/written_attention.h"
 
 namespace llga {
 namespace {
@@ -100,9 +101,7 @@ class BlockPartitioner {
 
   std::vector<Proposal> propose() {
     auto found = proposeByPartitions();
-    for (auto* node : alone_) {
-      found.push_back({{node}, /*compute=*/1});
-    }
+    std::move(own_.begin(), own_.end(), std::back_inserter(found));
     std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
       return a.nodes.back()->isBefore(b.nodes.back());
     });
@@ -131,9 +130,10 @@ class BlockPartitioner {
 
   void lowerAll(const AliasDb& aliases) {
     const auto integer_feeders = feedsIntegerCast(block_, facts_);
+    const auto taken = findWrittenAttention(aliases);
     for (auto* node : block_->nodes()) {
       const auto* entry = findOp(node);
-      if (entry == nullptr || isQuantizedConstant(node)) {
+      if (entry == nullptr || isQuantizedConstant(node) || taken.count(node) != 0) {
         continue;
       }
       if (aliases.hasWriters(node)) {
@@ -146,11 +146,36 @@ class BlockPartitioner {
       }
       assumeDtypes(node, *entry);
       if (isOwnAttention(node, facts_)) {
-        alone_.push_back(node);
+        own_.push_back({{node}, /*compute=*/1});
       } else {
         lower(node, *entry);
       }
     }
+  }
+
+  // Proposes what our own kernel computes of it. Returns its nodes.
+  std::unordered_set<const Node*> findWrittenAttention(const AliasDb& aliases) {
+    std::unordered_set<const Node*> taken;
+    for (auto* node : block_->nodes()) {
+      const auto written = attentionAround(node, facts_);
+      if (!written || !isOwnAttention(*written, facts_)) {
+        continue;
+      }
+      const std::unordered_set<const Node*> members(written->nodes.begin(), written->nodes.end());
+      Proposal proposal;
+      for (auto* member : block_->nodes()) {
+        if (members.count(member) != 0) {
+          proposal.nodes.push_back(member);
+        }
+      }
+      if (std::none_of(proposal.nodes.begin(), proposal.nodes.end(),
+                       [&](Node* member) { return aliases.hasWriters(member); })) {
+        proposal.compute = 2;
+        taken.insert(members.begin(), members.end());
+        own_.push_back(std::move(proposal));
+      }
+    }
+    return taken;
   }
 
   // That of the value itself, or of the one that it is a view of.
@@ -523,7 +548,7 @@ class BlockPartitioner {
   LoweredGraph lowered_;
   std::unordered_map<Node*, Candidate> candidates_;
   std::vector<const Value*> ends_;  // of partitions, also where oneDNN would go on
-  std::vector<Node*> alone_;        // groups without ops of oneDNN
+  std::vector<Proposal> own_;       // groups without ops of oneDNN
 };
 
 }  // namespace

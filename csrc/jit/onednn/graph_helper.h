@@ -14,7 +14,7 @@
 
 namespace llga {
 
-// One supported partition, or attention alone, as nodes of the block, in block order.
+// One supported partition, or one attention, as nodes of the block, in block order.
 struct Proposal {
   std::vector<Node*> nodes;
   // How many of the nodes are of which class in the op table.

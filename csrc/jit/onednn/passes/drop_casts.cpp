@@ -13,7 +13,9 @@
 //    ->
 //      %7 : Tensor = aten::add(%3, %4, %one)
 //    Rounding may also come later, after ops that keep the data type. A sum whose fp32 the caller
-//    or an op that computes in fp32 would see stays as it is.
+//    or an op that computes in fp32 would see stays as it is. Likewise with activations (GELU):
+//    all kernels compute those of reduced precision in fp32 and round once, so nothing changes but
+//    that the op before can be fused with it.
 // 2. A cast to the data type that its input has by construction is its input.
 //
 // "By construction" is whatever the inputs of the graph are; profiled types don't count. The data
@@ -73,30 +75,36 @@ bool isNumber(const Value* value) {
            c10::isIntegralType(known->toTensor().scalar_type(), /*includeBool=*/true)));
 }
 
+std::unordered_set<Symbol> atenKinds(std::initializer_list<const char*> names) {
+  std::unordered_set<Symbol> kinds;
+  for (const auto* name : names) {
+    kinds.insert(Symbol::fromQualString(std::string("aten::") + name));
+  }
+  return kinds;
+}
+
+bool isActivation(const Node* node) {
+  static const auto kKinds =
+      atenKinds({"relu", "relu6", "sigmoid", "tanh", "gelu", "elu", "leaky_relu", "hardswish",
+                 "hardsigmoid", "hardtanh", "silu", "mish", "softplus"});
+  return kKinds.count(node->kind()) != 0;
+}
+
 // Ops on floating-point tensors whose result has the data type of their first operand, also where
 // autocast is on (pooling of volumes is not among them: eager's autocast makes floats of that).
 bool keepsFirst(const Node* node) {
-  static const auto kKinds = [] {
-    std::unordered_set<Symbol> set;
-    for (const auto* name :
-         {"relu", "relu6", "sigmoid", "tanh", "gelu", "elu", "leaky_relu", "hardswish",
-          "hardsigmoid", "hardtanh", "silu", "mish", "softplus",
-          // normalization; under autocast parameters may be wider
-          "batch_norm", "instance_norm", "group_norm", "layer_norm",
-          // views and copies
-          "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim",
-          "contiguous", "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "t",
-          "slice", "select", "narrow", "roll", "flip", "constant_pad_nd", "channel_shuffle",
-          "pixel_shuffle", "dropout",
-          // pooling and sampling
-          "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
-          "adaptive_avg_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-          "upsample_bilinear2d", "upsample_bicubic2d"}) {
-      set.insert(Symbol::fromQualString(std::string("aten::") + name));
-    }
-    return set;
-  }();
-  if (kKinds.count(node->kind()) != 0) {
+  static const auto kKinds = atenKinds(
+      {// normalization; under autocast parameters may be wider
+       "batch_norm", "instance_norm", "group_norm", "layer_norm",
+       // views and copies
+       "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "contiguous",
+       "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "t", "slice", "select",
+       "narrow", "roll", "flip", "constant_pad_nd", "channel_shuffle", "pixel_shuffle", "dropout",
+       // pooling and sampling
+       "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
+       "adaptive_avg_pool2d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+       "upsample_bilinear2d", "upsample_bicubic2d"});
+  if (isActivation(node) || kKinds.count(node->kind()) != 0) {
     return true;
   }
   switch (node->kind()) {
@@ -124,7 +132,7 @@ bool splits(const Node* node) {
 // then no answer has to look far back.
 class KnownTypes {
  public:
-  // Of the binary ops in `narrowed`, the operands' casts to full precision are looked through.
+  // Of the ops in `narrowed`, the operands' casts to full precision are looked through.
   explicit KnownTypes(const Nodes& narrowed) : narrowed_(narrowed) {}
 
   Dtype of(const Value* value) {
@@ -151,7 +159,7 @@ class KnownTypes {
       return constant->toTensor().scalar_type();
     }
     if (keepsFirst(node)) {
-      return of(node->input(0));
+      return of(operandOf(node, 0));
     }
     if (isProduct(node) || node->kind() == aten::scaled_dot_product_attention) {
       // The operands have one data type, or the op raises; but eager's autocast, which may be on as
@@ -192,16 +200,18 @@ class KnownTypes {
     }
   }
 
+  const Value* operandOf(const Node* node, size_t i) const {
+    const auto* operand = node->input(i);
+    return narrowed_.count(node) != 0 && widens(operand->node()) ? operand->node()->input(0)
+                                                                 : operand;
+  }
+
   Dtype ofOperands(const Node* node) {
-    const bool narrowed = narrowed_.count(node) != 0;
     Dtype common;
     for (const size_t i : {0, 1}) {
-      const auto* operand = node->input(i);
+      const auto* operand = operandOf(node, i);
       if (isNumber(operand)) {
         continue;
-      }
-      if (narrowed && widens(operand->node())) {
-        operand = operand->node()->input(0);
       }
       const auto dtype = of(operand);
       if (!dtype || (common && dtype != common)) {
@@ -290,11 +300,16 @@ class Rounding {
   std::unordered_map<const Value*, bool> answers_;
 };
 
-Nodes binaryOpsOnCasts(Block* block) {
+// How many of an op's inputs are operands that autocast widens.
+size_t operandCount(const Node* node) { return isBinary(node) ? 2 : isActivation(node) ? 1 : 0; }
+
+Nodes opsOnCasts(Block* block) {
   Nodes found;
   walk(block, [&](const Node* node) {
-    if (isBinary(node) && (widens(node->input(0)->node()) || widens(node->input(1)->node()))) {
-      found.insert(node);
+    for (size_t i = 0; i < operandCount(node); ++i) {
+      if (widens(node->input(i)->node())) {
+        found.insert(node);
+      }
     }
   });
   return found;
@@ -303,7 +318,7 @@ Nodes binaryOpsOnCasts(Block* block) {
 void narrow(Block* block, const Nodes& narrowed, const Rounding& rounding) {
   walk(block, [&](Node* node) {
     if (narrowed.count(node) != 0) {
-      for (const size_t i : {0, 1}) {
+      for (size_t i = 0; i < operandCount(node); ++i) {
         if (const auto* source = node->input(i)->node(); widens(source)) {
           node->replaceInput(i, source->input(0));
         }
@@ -318,8 +333,8 @@ void narrow(Block* block, const Nodes& narrowed, const Rounding& rounding) {
 }
 
 // Assumes that all of them can be narrowed, and gives up those that contradict it, until none does.
-void narrowBinaryOps(const GraphPtr& graph) {
-  auto narrowed = binaryOpsOnCasts(graph->block());
+void narrowOps(const GraphPtr& graph) {
+  auto narrowed = opsOnCasts(graph->block());
   if (narrowed.empty()) {
     return;
   }
@@ -365,7 +380,7 @@ void dropIdentities(Block* block) {
 }  // namespace
 
 void dropCasts(const GraphPtr& graph) {
-  narrowBinaryOps(graph);
+  narrowOps(graph);
   dropIdentities(graph->block());
 }
 

@@ -18,6 +18,31 @@ const T* at(const void* data, const Attention::Strides& strides, int64_t batch, 
   return static_cast<const T*>(data) + batch * strides.batch + head * strides.head;
 }
 
+attention::Mask maskOf(const Attention::Mask& mask, const void* data, int64_t batch, int64_t head) {
+  attention::Mask one{};
+  one.stride = mask.strides.row;
+  one.chosen_is = mask.chosen_is;
+  one.replacement = mask.replacement;
+  const auto element = mask.period != 0 ? batch % mask.period : batch;
+  switch (mask.kind) {
+    case Attention::Mask::Kind::none:
+      break;
+    case Attention::Mask::Kind::allowed:
+      one.allowed = at<bool>(data, mask.strides, element, head);
+      break;
+    case Attention::Mask::Kind::chosen:
+      one.chosen = at<bool>(data, mask.strides, element, head);
+      break;
+    case Attention::Mask::Kind::added_float32:
+      one.added = at<float>(data, mask.strides, element, head);
+      break;
+    case Attention::Mask::Kind::added_bfloat16:
+      one.added_narrow = at<Bfloat16>(data, mask.strides, element, head);
+      break;
+  }
+  return one;
+}
+
 template <typename T>
 attention::Head<T> headOf(const Attention& all, const Attention::Data& data, int64_t index) {
   const auto batch = index / all.heads;
@@ -30,31 +55,23 @@ attention::Head<T> headOf(const Attention& all, const Attention::Data& data, int
       all.value_size,
       all.scale,
       all.causal,
+      all.key_across,
+      all.safe,
       {at<T>(data.query, all.query_strides, batch, head), all.query_strides.row},
       {at<T>(data.key, all.key_strides, batch, key_head), all.key_strides.row},
       {at<T>(data.value, all.value_strides, batch, key_head), all.value_strides.row},
-      nullptr,
-      nullptr,
-      nullptr,
-      all.mask_strides.row,
+      {},
       static_cast<T*>(data.result) + batch * all.result_strides.batch +
           head * all.result_strides.head,
       all.result_strides.row};
-  switch (all.mask) {
-    case Attention::Mask::none:
-      break;
-    case Attention::Mask::allowed:
-      one.allowed = at<bool>(data.mask, all.mask_strides, batch, head);
-      break;
-    case Attention::Mask::added_float32:
-      one.added = at<float>(data.mask, all.mask_strides, batch, head);
-      break;
-    case Attention::Mask::added_bfloat16:
-      one.added_narrow = at<Bfloat16>(data.mask, all.mask_strides, batch, head);
-      break;
+  for (size_t i = 0; i < all.masks.size(); ++i) {
+    one.masks[i] = maskOf(all.masks[i], data.masks[i], batch, head);
   }
   return one;
 }
+
+// A query alone reads keys where they lie.
+bool readsInPlace(const Attention& all) { return all.queries == 1 && !all.key_across; }
 
 // Numbers in each piece of a workspace; all begin a line of cache.
 struct Pieces {
@@ -63,7 +80,7 @@ struct Pieces {
       return attention::wholePanels(count, all.kernels->panel);
     };
     const auto whole = panels(all.keys);
-    if (all.queries == 1) {
+    if (readsInPlace(all)) {
       scores = whole;
       return;
     }
@@ -91,6 +108,8 @@ struct Pieces {
   int64_t sums = 0;
 };
 
+static_assert(Attention::kMasks == attention::kMasks);
+
 template <typename T>
 void runAs(const Attention& all, const attention::Functions<T>& functions,
            const Attention::Data& data) {
@@ -110,7 +129,7 @@ void runAs(const Attention& all, const attention::Functions<T>& functions,
       bool finite = false;
       for (auto unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
         const auto head = headOf<T>(all, data, unit / blocks);
-        if (all.queries == 1) {
+        if (readsInPlace(all)) {
           functions.attendAlone(head, workspace.scores);
           continue;
         }

@@ -8,6 +8,8 @@
 // attention_blocks.h has the arithmetic of one block of queries; here the work is divided.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace llga::attention {
@@ -19,8 +21,6 @@ namespace llga {
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does.
 struct Attention {
   enum class Type { float32, bfloat16 };
-  // Booleans; numbers that are added to the scores, of either type.
-  enum class Mask { none, allowed, added_float32, added_bfloat16 };
 
   // From one to the next, in numbers; the numbers of a row lie together.
   struct Strides {
@@ -28,6 +28,19 @@ struct Attention {
     int64_t head;
     int64_t row;
   };
+
+  struct Mask {
+    // Booleans by which minus infinity is added, where false, or scores are replaced, where they
+    // are `chosen_is`; numbers of either type that are added.
+    enum class Kind { none, allowed, chosen, added_float32, added_bfloat16 };
+
+    Kind kind = Kind::none;
+    Strides strides = {};
+    int64_t period = 0;  // elements of the batch after which it begins again; 0: it does not
+    bool chosen_is = false;
+    float replacement = 0;
+  };
+  static constexpr size_t kMasks = 2;
 
   const attention::Kernels* kernels;  // for an instruction set that the processor has
   Type type;                          // of all but the mask
@@ -39,20 +52,21 @@ struct Attention {
   int64_t size;        // of a query and a key
   int64_t value_size;  // of a value and a result
   float scale;
-  bool causal;  // query i meets the keys 0 to i
-  Mask mask;
+  bool causal;      // query i meets the keys 0 to i
+  bool key_across;  // a row of `key` is one number of all keys, not all numbers of a key
+  bool safe;        // a query that meets no key gives 0, not NaN
+  std::array<Mask, kMasks> masks;  // applied in this order
   Strides query_strides;
   Strides key_strides;
   Strides value_strides;
-  Strides mask_strides;  // where there is one
   Strides result_strides;
 
   struct Data {
     const void* query;
     const void* key;
     const void* value;
-    const void* mask;  // or null
-    void* result;      // overlaps nothing else
+    std::array<const void*, kMasks> masks;  // of those that there are
+    void* result;                           // overlaps nothing else
   };
 
   // NaN and infinities reach the results that they reach in eager, but for those of values that a

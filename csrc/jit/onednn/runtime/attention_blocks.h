@@ -15,6 +15,20 @@ struct Rows {
   int64_t stride;
 };
 
+// What happens to the scores of each query: of the pointers, to the mask's first row, one at most
+// is not null.
+struct Mask {
+  const float* added;            // to the score
+  const Bfloat16* added_narrow;  // likewise
+  const bool* allowed;           // minus infinity is added where it is false
+  const bool* chosen;            // where it is `chosen_is`, the score is replaced
+  bool chosen_is;
+  float replacement;
+  int64_t stride;  // from query to query
+};
+
+constexpr int kMasks = 2;
+
 // One head of one element of the batch; T is float or Bfloat16.
 template <typename T>
 struct Head {
@@ -23,16 +37,15 @@ struct Head {
   int64_t size;        // of a query and a key
   int64_t value_size;  // of a value and a result
   float scale;
-  bool causal;  // query i meets the keys 0 to i
+  bool causal;      // query i meets the keys 0 to i
+  bool key_across;  // a row of `key` is one number of all keys, not all numbers of a key
+  bool safe;        // a query that meets no key gives 0, as in PyTorch's kernel; else NaN
 
   Rows<T> query;
   Rows<T> key;
   Rows<T> value;
-  const bool* allowed;           // (query, key), or null
-  const float* added;            // likewise
-  const Bfloat16* added_narrow;  // likewise; of the three masks one at most
-  int64_t mask_stride;           // from query to query of any
-  T* result;                     // (query, number)
+  Mask masks[kMasks];  // applied in this order
+  T* result;           // (query, number)
   int64_t result_stride;
 };
 
@@ -64,8 +77,8 @@ struct Functions {
   void (*attend)(const Head<T>& head, const Workspace& workspace, bool finite, int64_t first,
                  int64_t count);
 
-  // The result of the one query of a head, from keys and values where they lie. `scores`: room for
-  // all keys, up to a whole panel.
+  // The result of the one query of a head, from keys and values where they lie, the keys not
+  // across. `scores`: room for all keys, up to a whole panel.
   void (*attendAlone)(const Head<T>& head, float* scores);
 };
 

@@ -19,24 +19,26 @@ constexpr float kInfinity = __builtin_inff();
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-float largestOf(Vector x) {
-  float largest = x[0];
-  for (int i = 1; i < kWidth; ++i) {
-    largest = x[i] > largest ? x[i] : largest;
-  }
-  return largest;
-}
-
-float sumOf(Vector x) {
+// Of all numbers, half by half.
+template <typename Combine>
+float reduced(Vector x, const Combine& combine) {
   float parts[kWidth];
   Simd::store(parts, x);
 #pragma GCC unroll 4
   for (auto half = kWidth / 2; half > 0; half /= 2) {
     for (int64_t i = 0; i < half; ++i) {
-      parts[i] += parts[i + half];
+      parts[i] = combine(parts[i], parts[i + half]);
     }
   }
   return parts[0];
+}
+
+float largestOf(Vector x) {
+  return reduced(x, [](float a, float b) { return a > b ? a : b; });
+}
+
+float sumOf(Vector x) {
+  return reduced(x, [](float a, float b) { return a + b; });
 }
 
 float numberOf(float number) { return number; }
@@ -119,6 +121,27 @@ bool packKeys(const Head<T>& head, float* to) {
   return _mm256_movemask_ps(zeros) == 0xFF && rest == 0;
 }
 
+// Of keys across: what makes the panels of a matrix.
+template <typename T>
+bool packKeysAcross(const Head<T>& head, float* to) {
+  Vector sum{};
+  for (int64_t first = 0; first < head.keys; first += kPanel) {
+    for (int64_t d = 0; d < head.size; ++d) {
+      const auto* from = head.key.data + d * head.key.stride + first;
+      for (int64_t k = 0; k < kPanel; k += kWidth) {
+        const auto left = head.keys - first - k;
+        const Vector numbers = left >= kWidth ? loadVector(from + k)
+                               : left > 0     ? loadFirst(from + k, left)
+                                              : Vector{};
+        Simd::store(to + k, numbers);
+        sum += numbers * 0.0F;
+      }
+      to += kPanel;
+    }
+  }
+  return Simd::isZero(sum);
+}
+
 template <typename T>
 bool packValues(const Head<T>& head, float* to) {
   auto sum = Simd::zero();
@@ -149,21 +172,9 @@ bool packValues(const Head<T>& head, float* to) {
   return Simd::isZero(sum) && rest == 0;
 }
 
-// What is added to the scores of the keys from `k` on, as far as there are so many; only for masks.
-template <typename T>
-Vector addend(const Head<T>& head, int64_t query, int64_t k) {
-  const auto at = query * head.mask_stride + k;
-  const auto count = head.keys - k;
-  const auto read = [&](const auto* from) {
-    return count < kWidth ? loadFirst(from + at, count) : loadVector(from + at);
-  };
-  if (head.added != nullptr) {
-    return read(head.added);
-  }
-  if (head.added_narrow != nullptr) {
-    return read(head.added_narrow);
-  }
-  const auto* bytes = reinterpret_cast<const uint8_t*>(head.allowed) + at;
+// Lanes of the mask's row that are true, as far as there are `count`.
+auto chosenLanes(const bool* row, int64_t count) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(row);
   uint8_t last[kWidth] = {};
   if (count < kWidth) {
     for (int64_t i = 0; i < count; ++i) {
@@ -171,7 +182,31 @@ Vector addend(const Head<T>& head, int64_t query, int64_t k) {
     }
     bytes = last;
   }
-  return Simd::select(Simd::lanesOf(bytes), Simd::zero(), Simd::broadcast(-kInfinity));
+  return Simd::lanesOf(bytes);
+}
+
+// The scores of some keys behind a mask, whose numbers for them begin at `at`; `count` of them are
+// left.
+Vector behindMask(const Mask& mask, Vector x, int64_t at, int64_t count) {
+  const auto read = [&](const auto* from) {
+    return count < kWidth ? loadFirst(from + at, count) : loadVector(from + at);
+  };
+  if (mask.added != nullptr) {
+    return x + read(mask.added);
+  }
+  if (mask.added_narrow != nullptr) {
+    return x + read(mask.added_narrow);
+  }
+  if (mask.allowed != nullptr) {
+    const auto lanes = chosenLanes(mask.allowed + at, count);
+    return x + Vector(Simd::select(lanes, Simd::zero(), Simd::broadcast(-kInfinity)));
+  }
+  if (mask.chosen != nullptr) {
+    const auto lanes = chosenLanes(mask.chosen + at, count);
+    const auto other = Simd::broadcast(mask.replacement);
+    return mask.chosen_is ? Simd::select(lanes, other, x) : Simd::select(lanes, x, other);
+  }
+  return x;
 }
 
 // Of the scores of one query with a block of keys.
@@ -181,12 +216,17 @@ struct Row {
   int64_t count;  // of all; what is behind `met` becomes 0
 };
 
-template <typename T>
-bool isMasked(const Head<T>& head) {
-  return head.allowed != nullptr || head.added != nullptr || head.added_narrow != nullptr;
+bool isThere(const Mask& mask) {
+  return mask.added != nullptr || mask.added_narrow != nullptr || mask.allowed != nullptr ||
+         mask.chosen != nullptr;
 }
 
-// Adds the mask. Returns the largest score, or -inf; NaN is none.
+template <typename T>
+bool isMasked(const Head<T>& head) {
+  return isThere(head.masks[0]);
+}
+
+// Applies the masks. Returns the largest score, or -inf; NaN is none.
 template <typename T>
 float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& row) {
   Vector largest = Vector{} - kInfinity;
@@ -194,7 +234,9 @@ float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& 
   for (int64_t k = 0; k < row.met; k += kWidth) {
     Vector x = loadVector(row.scores + k);
     if (masked) {
-      x += addend(head, query, first_key + k);
+      for (const auto& mask : head.masks) {
+        x = behindMask(mask, x, query * mask.stride + first_key + k, head.keys - first_key - k);
+      }
     }
     const bool last = row.met - k < kWidth;
     if (last) {
@@ -229,7 +271,7 @@ float exponentials(const Row& row, float largest) {
 // register holds, and no mask.
 template <typename T>
 bool ignoresNan(const Head<T>& head) {
-  return head.keys < kWidth && !isMasked(head);
+  return head.safe && head.keys < kWidth && !isMasked(head);
 }
 
 void multiplyRow(float* row, int64_t count, float factor) {
@@ -259,12 +301,23 @@ bool scaleQueries(const Head<T>& head, int64_t first, int64_t count, float* to) 
   return Simd::isZero(sum) && rest == 0;
 }
 
+// Whether the first mask hides keys, and nothing but it changes scores.
+template <typename T>
+bool hidesOnly(const Head<T>& head) {
+  const auto& mask = head.masks[0];
+  return !isThere(head.masks[1]) &&
+         (mask.allowed != nullptr ||
+          (mask.chosen != nullptr && mask.replacement == -kInfinity && !mask.chosen_is));
+}
+
 // From the first on, up to the last that any of these queries is allowed to meet.
 template <typename T>
 int64_t keysAllowed(const Head<T>& head, int64_t keys, int64_t first, int64_t count) {
+  const auto& mask = head.masks[0];
+  const auto* allowed = mask.allowed != nullptr ? mask.allowed : mask.chosen;
   int64_t most = 0;
-  for (auto q = first + (head.mask_stride == 0 ? 1 : count); q-- > first;) {
-    const auto* row = head.allowed + q * head.mask_stride;
+  for (auto q = first + (mask.stride == 0 ? 1 : count); q-- > first;) {
+    const auto* row = allowed + q * mask.stride;
     auto k = keys;
     constexpr int64_t kWord = sizeof(uint64_t);
     for (uint64_t word = 0; k - kWord >= most; k -= kWord) {
@@ -283,8 +336,15 @@ int64_t keysAllowed(const Head<T>& head, int64_t keys, int64_t first, int64_t co
 
 template <typename T>
 bool pack(const Head<T>& head, const Workspace& workspace) {
-  const bool keys = packKeys(head, workspace.keys);
+  const bool keys =
+      head.key_across ? packKeysAcross(head, workspace.keys) : packKeys(head, workspace.keys);
   return packValues(head, workspace.values) && keys;
+}
+
+// Of the sums, for a total of their exponentials, which is 0 for a query that meets no key.
+template <typename T>
+float factorOf(const Head<T>& head, float total) {
+  return total == 0 ? (head.safe ? 0 : __builtin_nanf("")) : 1 / total;
 }
 
 template <typename T>
@@ -298,7 +358,7 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
   }
   finite = scaleQueries(head, first, count, workspace.query) && finite;
   auto keys = head.causal ? least(head.keys, first + count) : head.keys;
-  if (finite && head.allowed != nullptr) {  // else those left out reach the results
+  if (finite && hidesOnly(head)) {  // else those left out reach the results
     keys = keysAllowed(head, keys, first, count);
   }
   for (int64_t key = 0; key < keys; key += kKeys) {
@@ -350,11 +410,11 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
   for (int64_t q = 0; q < count; ++q) {
     const auto* from = workspace.sums + q * head.value_size;
     auto* to = head.result + (first + q) * head.result_stride;
-    const float factor = total[q] == 0 ? 0 : 1 / total[q];  // of a query that meets no key
+    const float factor = factorOf(head, total[q]);
     for (int64_t d = 0; d < head.value_size; d += kWidth) {
       const auto left = head.value_size - d;
       const auto sum = left < kWidth ? loadFirst(from + d, left) : loadVector(from + d);
-      const Vector result = keys > 0 ? Vector(sum * factor) : Vector{};
+      const Vector result = keys > 0 ? Vector(sum * factor) : Vector{} + factor;
       if (left < kWidth) {
         storeFirst(to + d, result, left);
       } else {
@@ -386,7 +446,7 @@ void attendAlone(const Head<T>& head, float* scores) {
     row = {scores, 0, keys};
   }
   const auto total = exponentials(row, largest);
-  const float factor = total == 0 ? 0 : 1 / total;
+  const float factor = factorOf(head, total);
   int64_t d = 0;
   for (; d + kPanel <= head.value_size; d += kPanel) {
     Vector left{};

@@ -1,4 +1,4 @@
-// Compiled for AVX-512 (F).
+// Compiled for AVX-512 (F, BW, VL).
 #include "jit/onednn/runtime/simd_avx512.h"
 
 #include "jit/onednn/runtime/gemm_kernel.h"

@@ -6,6 +6,7 @@
 
 #include "jit/onednn/runtime/attention.h"
 #include "jit/onednn/runtime/compile.h"
+#include "jit/onednn/written_attention.h"
 
 namespace llga {
 
@@ -13,15 +14,26 @@ namespace llga {
 // a call is left to PyTorch then.
 bool isOwnAttention(const Node* node, const Facts& facts);
 
+// Whether it makes a group of attention that is written out: as far as is known, its sizes fit.
+bool isOwnAttention(const WrittenAttention& written, const Facts& facts);
+
 // Whether this is such a group. It reads inputs with gaps, or with strides of 0, where they lie.
 bool isOwnAttentionGroup(const Graph& subgraph);
 
 struct FoundAttention {
+  // Of the scale, beside the kernel's: the number of a 0-dim tensor.
+  struct Factor {
+    const Value* number;
+    bool divides;
+  };
+
   Attention kernel;
   const Value* query;
   const Value* key;
   const Value* value;
-  const Value* mask;  // or null
+  std::vector<const Value*> masks;
+  std::vector<const Value*> copied;  // of all these: the kernel takes them by rows
+  std::vector<Factor> factors;
   const Value* result;
 };
 

@@ -343,37 +343,76 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
+  // Where an input of the group or a constant is, as it lies.
+  std::pair<Slot, Layout> located(const Value* value) {
+    const auto id = value->unique();
+    const auto facts = draft_.request.facts->tensor(value);
+    if (const auto input = draft_.group_inputs.find(id); input != draft_.group_inputs.end()) {
+      const auto& strides = draft_.request.input_strides[input->second];
+      return {Slot{Slot::Kind::input, input->second},
+              strided(id, *facts.dtype, *facts.sizes, strides)};
+    }
+    const auto tensor = torch::jit::toIValue(value)->toTensor();
+    return {draft_.keep(tensor), strided(id, *facts.dtype, *facts.sizes, tensor.strides().vec(),
+                                         /*constant=*/true)};
+  }
+
+  // Where the value is by rows, after a step that copies it there.
+  std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, const Value* value) {
+    const auto dtype = *draft_.request.facts->tensor(value).dtype;
+    const auto sizes = from.second.get_dims();
+    const auto layout =
+        strided(value->unique(), dtype, sizes, c10::TensorType::contiguousStridesOf(sizes));
+    Plan::Step step;
+    step.inputs.push_back(from);
+    step.outputs.emplace_back(Slot{Slot::Kind::temporary, draft_.plan->temporary_bytes.size()},
+                              layout);
+    draft_.plan->temporary_bytes.push_back(layout.get_mem_size());
+    step.kernel = {
+        [dtype, sizes, strides = from.second.get_strides()](auto source, auto to) {
+          // Only read.
+          auto* data = const_cast<void*>(source[0]);
+          at::from_blob(to[0], sizes, dtype).copy_(at::from_blob(data, sizes, strides, dtype));
+        },
+        "reorder", "llga_copy"};
+    draft_.plan->steps.push_back(std::move(step));
+    return draft_.plan->steps.back().outputs[0];
+  }
+
   // One step for a group that is attention.
   void attention(const FoundAttention& found) {
     Plan::Step step;
-    auto bind = [&](const Value* value) {
-      const auto id = value->unique();
-      const auto facts = draft_.request.facts->tensor(value);
-      if (const auto input = draft_.group_inputs.find(id); input != draft_.group_inputs.end()) {
-        const auto& strides = draft_.request.input_strides[input->second];
-        step.inputs.emplace_back(Slot{Slot::Kind::input, input->second},
-                                 strided(id, *facts.dtype, *facts.sizes, strides));
-      } else {
-        const auto tensor = torch::jit::toIValue(value)->toTensor();
-        step.inputs.emplace_back(draft_.keep(tensor),
-                                 strided(id, *facts.dtype, *facts.sizes, tensor.strides().vec(),
-                                         /*constant=*/true));
-      }
+    const auto bind = [&](const Value* value) {
+      const bool apart = std::count(found.copied.begin(), found.copied.end(), value) != 0;
+      step.inputs.push_back(apart ? copied(located(value), value) : located(value));
     };
     bind(found.query);
     bind(found.key);
     bind(found.value);
-    const bool masked = found.mask != nullptr;
-    if (masked) {
-      bind(found.mask);
+    std::for_each(found.masks.begin(), found.masks.end(), bind);
+    std::vector<bool> divides;
+    for (const auto& factor : found.factors) {
+      bind(factor.number);
+      divides.push_back(factor.divides);
     }
     const auto facts = draft_.request.facts->tensor(found.result);
     draft_.addResult(step,
                      strided(found.result->unique(), *facts.dtype, *facts.sizes, *facts.strides));
-    step.kernel = {[kernel = found.kernel, masked](auto from, auto to) {
-                     kernel.run({from[0], from[1], from[2], masked ? from[3] : nullptr, to[0]});
-                   },
-                   "attention", found.kernel.kernels->name};
+    step.kernel = {
+        [kernel = found.kernel, masks = found.masks.size(), divides](auto from, auto to) {
+          Attention::Data data{from[0], from[1], from[2], {}, to[0]};
+          std::copy_n(from.begin() + 3, masks, data.masks.begin());
+          if (divides.empty()) {
+            return kernel.run(data);
+          }
+          auto scaled = kernel;
+          for (size_t i = 0; i < divides.size(); ++i) {
+            const auto factor = *static_cast<const float*>(from[3 + masks + i]);
+            scaled.scale = divides[i] ? scaled.scale / factor : scaled.scale * factor;
+          }
+          scaled.run(data);
+        },
+        "attention", found.kernel.kernels->name};
     draft_.plan->steps.push_back(std::move(step));
   }
 

@@ -1,4 +1,4 @@
-// Included first by each source that is compiled for AVX-512 (F).
+// Included first by each source that is compiled for AVX-512 (F, BW, VL).
 #pragma once
 
 #include <immintrin.h>

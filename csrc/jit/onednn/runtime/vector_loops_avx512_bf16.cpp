@@ -1,4 +1,4 @@
-// Compiled for AVX-512 with bfloat16.
+// Compiled for AVX-512 (F, BW, VL, BF16).
 #include "jit/onednn/runtime/simd_avx512.h"
 
 #include "jit/onednn/runtime/vector_loops_kernel.h"

@@ -1,0 +1,253 @@
+#include "jit/onednn/written_attention.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace llga {
+namespace {
+
+namespace aten = torch::jit::aten;
+
+bool isCast(const Node* node) {
+  return node->kind() == aten::to || node->kind() == aten::type_as ||
+         node->kind() == reducedPrecisionKind() || node->kind() == fullPrecisionKind();
+}
+
+bool isView(const Node* node) {
+  return node->kind() == aten::view || node->kind() == aten::reshape;
+}
+
+bool isMatrixProduct(const Node* node) {
+  return node->kind() == aten::matmul || node->kind() == aten::bmm;
+}
+
+bool isConstantInt(const Value* value, int64_t number) {
+  return torch::jit::toIValue(value) == c10::IValue(number);
+}
+
+// The node that alone reads the numbers of `value`; the target of an in-place op and of type_as is
+// read for its data type.
+const Node* soleReader(const Value* value) {
+  const Node* found = nullptr;
+  for (const auto& use : value->uses()) {
+    if (use.offset == 1 &&
+        (use.user->kind() == asTargetKind() || use.user->kind() == aten::type_as)) {
+      continue;
+    }
+    if (found != nullptr || use.user->owningBlock() != value->node()->owningBlock() ||
+        use.user->kind() == torch::jit::prim::Return) {
+      return nullptr;
+    }
+    found = use.user;
+  }
+  return found;
+}
+
+class Matcher {
+ public:
+  Matcher(const Node* softmax, const Facts& facts) : facts_(facts) { found_.softmax = softmax; }
+
+  std::optional<WrittenAttention> run() {
+    found_.nodes.push_back(found_.softmax);
+    if (found_.softmax->kind() != aten::softmax || !down() || !up(found_.softmax->input(0))) {
+      return std::nullopt;
+    }
+    std::reverse(found_.masks.begin(), found_.masks.end());
+    scaledQuery();
+    takeTail();
+    return keepsToItself() && !isQuantized() ? std::optional(std::move(found_)) : std::nullopt;
+  }
+
+ private:
+  bool isOurs(const Value* value) const {
+    return value->node()->owningBlock() == found_.softmax->owningBlock() &&
+           soleReader(value) != nullptr;
+  }
+
+  // A number, or a tensor of no dimensions.
+  bool isOneNumber(const Value* value) const {
+    const auto sizes = facts_.tensor(value).sizes;
+    return isTensor(value) ? sizes && sizes->empty()
+                           : value->type()->isSubtypeOf(*c10::NumberType::get());
+  }
+
+  // From the softmax to the product with the values.
+  bool down() {
+    const auto* value = found_.softmax->output();
+    for (;;) {
+      const auto* reader = soleReader(value);
+      if (reader == nullptr || reader->input(0) != value) {
+        return false;
+      }
+      found_.nodes.push_back(reader);
+      if (isMatrixProduct(reader)) {
+        found_.value = reader->input(1);
+        found_.product = found_.result = reader->output();
+        return reader->input(1) != value;
+      }
+      if (!isCast(reader)) {
+        return false;
+      }
+      value = reader->output();
+    }
+  }
+
+  // From the softmax to the product of query and key, whichever operands lead there.
+  bool up(const Value* value) {
+    if (!isOurs(value)) {
+      return false;
+    }
+    const auto* node = value->node();
+    found_.nodes.push_back(node);
+    if (climb(node)) {
+      return true;
+    }
+    found_.nodes.pop_back();
+    return false;
+  }
+
+  bool climb(const Node* node) {
+    if (isMatrixProduct(node)) {
+      found_.query = node->input(0);
+      found_.key = node->input(1);
+      found_.scores = node->output();
+      return true;
+    }
+    if (isCast(node) || isView(node) || node->kind() == asTargetKind()) {
+      return up(node->input(0));
+    }
+    switch (node->kind()) {
+      case aten::add:
+        return isConstantInt(node->input(2), 1) &&
+               (climbMasked(node, 0, Kind::added, 1) || climbMasked(node, 1, Kind::added, 0));
+      case aten::masked_fill:
+        return isOneNumber(node->input(2)) &&
+               climbMasked(node, 0, Kind::replaced_where_true, 1, node->input(2));
+      case aten::where:
+        return node->inputs().size() == 3 && isOneNumber(node->input(2)) &&
+               climbMasked(node, 1, Kind::replaced_where_false, 0, node->input(2));
+      case aten::mul:
+        return climbScaled(node, 0, 1) || climbScaled(node, 1, 0);
+      case aten::div:
+        return node->inputs().size() == 2 && climbScaled(node, 0, 1);
+      default:
+        return false;
+    }
+  }
+
+  using Kind = WrittenAttention::Mask::Kind;
+
+  bool climbMasked(const Node* node, size_t scores, Kind kind, size_t mask,
+                   const Value* replacement = nullptr) {
+    if (!isTensor(node->input(scores)) || !isTensor(node->input(mask)) ||
+        !found_.factors.empty()) {  // a factor behind a mask
+      return false;
+    }
+    found_.masks.push_back(
+        {kind, node->input(mask), replacement, node->input(scores), node->output()});
+    if (up(node->input(scores))) {
+      return true;
+    }
+    found_.masks.pop_back();
+    return false;
+  }
+
+  bool climbScaled(const Node* node, size_t scores, size_t factor) {
+    if (!isTensor(node->input(scores)) || !isOneNumber(node->input(factor))) {
+      return false;
+    }
+    found_.factors.push_back({node->input(factor), node->kind() == aten::div});
+    if (up(node->input(scores))) {
+      return true;
+    }
+    found_.factors.pop_back();
+    return false;
+  }
+
+  // Takes what multiplies the query, with the casts around it.
+  void scaledQuery() {
+    const auto* query = found_.query;
+    std::vector<const Node*> taken;
+    while (isOurs(query)) {
+      const auto* node = query->node();
+      if (isCast(node)) {
+        taken.push_back(node);
+      } else if ((node->kind() == aten::mul || node->kind() == aten::div) &&
+                 node->inputs().size() == 2 && isOneNumber(node->input(1))) {
+        found_.factors.push_back({node->input(1), node->kind() == aten::div});
+        taken.push_back(node);
+        found_.nodes.insert(found_.nodes.end(), taken.begin(), taken.end());
+        taken.clear();
+        found_.query = node->input(0);
+      } else {
+        break;
+      }
+      query = node->input(0);
+    }
+    if (!taken.empty() && found_.query != query && isCastBack(taken)) {
+      found_.nodes.insert(found_.nodes.end(), taken.begin(), taken.end());
+      found_.query = query;
+    }
+  }
+
+  // The query was widened to be multiplied, and what came of it narrowed again.
+  bool isCastBack(const std::vector<const Node*>& taken) const {
+    return taken.size() == 1 && !found_.factors.empty() &&
+           std::any_of(found_.nodes.begin(), found_.nodes.end(), [&](const Node* node) {
+             return isCast(node) && node->output()->uses().size() == 1 &&
+                    node->output()->uses()[0].user == found_.scores->node();
+           });
+  }
+
+  // (batch, head, query, number) -> (batch, query, head and number), where that is what follows.
+  void takeTail() {
+    const auto* swap = soleReader(found_.product);
+    if (swap == nullptr || swap->kind() != aten::transpose || !isConstantInt(swap->input(1), 1) ||
+        !isConstantInt(swap->input(2), 2)) {
+      return;
+    }
+    std::vector<const Node*> tail{swap};
+    const auto* next = soleReader(swap->output());
+    if (next != nullptr && next->kind() == aten::contiguous) {
+      tail.push_back(next);
+      next = soleReader(next->output());
+    }
+    if (next != nullptr && (isView(next) || next->kind() == aten::flatten) &&
+        next->input(0) == tail.back()->output()) {
+      tail.push_back(next);
+      found_.nodes.insert(found_.nodes.end(), tail.begin(), tail.end());
+      found_.result = next->output();
+    }
+  }
+
+  // oneDNN multiplies the 8-bit values.
+  bool isQuantized() const {
+    const auto* product = found_.scores->node();
+    return product->input(0)->node()->kind() == aten::dequantize ||
+           found_.key->node()->kind() == aten::dequantize ||
+           found_.value->node()->kind() == aten::dequantize;
+  }
+
+  bool keepsToItself() const {
+    const std::unordered_set<const Node*> members(found_.nodes.begin(), found_.nodes.end());
+    return std::all_of(members.begin(), members.end(), [&](const Node* node) {
+      const auto& uses = node->output()->uses();
+      return node->output() == found_.result ||
+             std::all_of(uses.begin(), uses.end(),
+                         [&](const torch::jit::Use& use) { return members.count(use.user) != 0; });
+    });
+  }
+
+  const Facts& facts_;
+  WrittenAttention found_{};
+};
+
+}  // namespace
+
+std::optional<WrittenAttention> attentionAround(const Node* softmax, const Facts& facts) {
+  return Matcher(softmax, facts).run();
+}
+
+}  // namespace llga
