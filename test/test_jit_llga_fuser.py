@@ -1307,6 +1307,10 @@ WRITTEN = {
         "torch.where(m, q @ k.transpose(-2, -1), float('-inf')).softmax(-1) @ v", [lower(40, 40)]
     ),
     "side_by_side": Written(SIDE_BY_SIDE.format("q @ k.transpose(-2, -1)", 2)),
+    "one_query_side_by_side": Written(
+        "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\nreturn y.transpose(1, 2).reshape(2, 1, 48)",
+        queries=1,
+    ),
     "contiguous": Written(
         "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\n"
         "return y.transpose(1, 2).contiguous().view(2, 40, 48)"

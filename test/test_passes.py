@@ -522,6 +522,31 @@ def test_drop_casts_keeps_sums(rest: str, results: str) -> None:
     assert add.output().type().scalarType() == "Float", graph
 
 
+GELU = '%g : str = prim::Constant[value="none"](); '
+
+
+@pytest.mark.parametrize(
+    ("rest", "results", "dropped"),
+    [
+        (GELU + "%r = aten::gelu(%full_b, %g)", "%result", True),
+        (GELU + "%t = aten::gelu(%full_b, %g); %r = aten::relu(%t)", "%result", True),
+        ("%t = aten::silu(%full_b); %u = FULL(%t); %r = aten::mul(%u, %full_a)", "%result", True),
+        (GELU + "%r = aten::gelu(%full_b, %g)", "%result, %r", False),  # the caller sees fp32
+        (GELU + "%t = aten::gelu(%full_b, %g); %r = aten::exp(%t)", "%result", False),
+        (GELU + "%r = aten::gelu(%full_x, %g)", "%result", False),  # of any data type
+        ("%r = aten::exp(%full_b)", "%result", False),
+    ],
+)
+def test_drop_casts_of_activations(rest: str, results: str, dropped: bool) -> None:
+    """An activation of bf16 that is rounded to bf16 later is computed in bf16."""
+    graph = after("drop_casts", with_sum(rest, results))
+    activation = next(graph.findNode(f"aten::{n}") for n in ("gelu", "silu", "exp") if n in rest)
+    kind = next(activation.inputs()).node().kind()
+    assert kind == ("aten::mm" if dropped else TO_FULL), graph
+    if dropped:
+        assert activation.output().type().scalarType() == "BFloat16", graph
+
+
 def test_drop_casts_of_float() -> None:
     """A cast of what is float is dropped; of a product, which autocast may compute in bf16, not."""
     rest = "%r = aten::exp(%s); %f = FULL(%s); %m = aten::mm(%s, %f); %n = FULL(%m)"

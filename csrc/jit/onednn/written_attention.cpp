@@ -55,7 +55,7 @@ class Matcher {
       return std::nullopt;
     }
     std::reverse(found_.masks.begin(), found_.masks.end());
-    scaledQuery();
+    takeFactorsOfQuery();
     takeTail();
     return keepsToItself() && !isQuantized() ? std::optional(std::move(found_)) : std::nullopt;
   }
@@ -166,39 +166,31 @@ class Matcher {
     return false;
   }
 
-  // Takes what multiplies the query, with the casts around it.
-  void scaledQuery() {
-    const auto* query = found_.query;
-    std::vector<const Node*> taken;
-    while (isOurs(query)) {
+  // Takes what multiplies the query, and casts around it, up to a value of the key's data type.
+  void takeFactorsOfQuery() {
+    const auto dtype = facts_.tensor(found_.key).dtype;
+    std::vector<const Node*> nodes;
+    std::vector<WrittenAttention::Factor> factors;
+    for (const auto* query = found_.query; isOurs(query);) {
       const auto* node = query->node();
-      if (isCast(node)) {
-        taken.push_back(node);
-      } else if ((node->kind() == aten::mul || node->kind() == aten::div) &&
-                 node->inputs().size() == 2 && isOneNumber(node->input(1))) {
-        found_.factors.push_back({node->input(1), node->kind() == aten::div});
-        taken.push_back(node);
-        found_.nodes.insert(found_.nodes.end(), taken.begin(), taken.end());
-        taken.clear();
-        found_.query = node->input(0);
-      } else {
-        break;
+      if (node->kind() == aten::mul || node->kind() == aten::div) {
+        if (node->inputs().size() != 2 || !isOneNumber(node->input(1))) {
+          return;
+        }
+        factors.push_back({node->input(1), node->kind() == aten::div});
+      } else if (!isCast(node)) {
+        return;
       }
+      nodes.push_back(node);
       query = node->input(0);
+      if (facts_.tensor(query).dtype == dtype) {
+        found_.query = query;
+        found_.nodes.insert(found_.nodes.end(), nodes.begin(), nodes.end());
+        found_.factors.insert(found_.factors.end(), factors.begin(), factors.end());
+        nodes.clear();
+        factors.clear();
+      }
     }
-    if (!taken.empty() && found_.query != query && isCastBack(taken)) {
-      found_.nodes.insert(found_.nodes.end(), taken.begin(), taken.end());
-      found_.query = query;
-    }
-  }
-
-  // The query was widened to be multiplied, and what came of it narrowed again.
-  bool isCastBack(const std::vector<const Node*>& taken) const {
-    return taken.size() == 1 && !found_.factors.empty() &&
-           std::any_of(found_.nodes.begin(), found_.nodes.end(), [&](const Node* node) {
-             return isCast(node) && node->output()->uses().size() == 1 &&
-                    node->output()->uses()[0].user == found_.scores->node();
-           });
   }
 
   // (batch, head, query, number) -> (batch, query, head and number), where that is what follows.

@@ -351,11 +351,22 @@ class WrittenFinder : Finder {
     }
     const auto width = kernel.heads * kernel.value_size;
     const Shape wanted{kernel.batch, kernel.queries, width};
-    const auto strides = c10::TensorType::contiguousStridesOf(sizes);
-    if (sizes != wanted || (request_ != nullptr && *factsOf(written_.result).strides != strides)) {
+    if (sizes != wanted || (request_ != nullptr && !isContiguous(written_.result))) {
       refuse("a result that is not made of heads side by side");
     }
     kernel.result_strides = {kernel.queries * width, kernel.value_size, width};
+  }
+
+  // Up to the strides of dimensions of size 1, which are arbitrary.
+  bool isContiguous(const Value* value) const {
+    const auto facts = factsOf(value);
+    const auto wanted = c10::TensorType::contiguousStridesOf(*facts.sizes);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (facts.sizes->at(i) != 1 && facts.strides->at(i) != wanted[i]) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // (batch * head, ..) that is viewed as (batch, head, ..) where a mask meets it.
