@@ -1307,6 +1307,17 @@ WRITTEN = {
         "torch.where(m, q @ k.transpose(-2, -1), float('-inf')).softmax(-1) @ v", [lower(40, 40)]
     ),
     "side_by_side": Written(SIDE_BY_SIDE.format("q @ k.transpose(-2, -1)", 2)),
+    "image": Written(
+        "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\n"
+        "return y.transpose(1, 2).reshape(2, 5, 8, 48)"
+    ),
+    "flattened": Written("((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).flatten(2)"),
+    "other_views": Written(
+        "q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)\n"
+        "y = torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)\n"
+        "return y.transpose(1, 2).reshape(1, 40, 96)",
+        own=False,
+    ),
     "one_query_side_by_side": Written(
         "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\nreturn y.transpose(1, 2).reshape(2, 1, 48)",
         queries=1,

@@ -342,18 +342,18 @@ class WrittenFinder : Finder {
   }
 
   void describeResult(Attention& kernel) const {
-    const auto sizes = sizesOf(written_.result);
     if (written_.result == written_.product) {
       const auto strides =
           request_ != nullptr ? *factsOf(written_.result).strides : stridesOf(written_.result);
       kernel.result_strides = resultOf(written_.result, strides).rows();
       return;
     }
-    const auto width = kernel.heads * kernel.value_size;
-    const Shape wanted{kernel.batch, kernel.queries, width};
-    if (sizes != wanted || (request_ != nullptr && !isContiguous(written_.result))) {
+    // Whatever its sizes are then.
+    if (sizesOf(written_.product).size() != kRank ||
+        (request_ != nullptr && !isContiguous(written_.result))) {
       refuse("a result that is not made of heads side by side");
     }
+    const auto width = kernel.heads * kernel.value_size;
     kernel.result_strides = {kernel.queries * width, kernel.value_size, width};
   }
 
