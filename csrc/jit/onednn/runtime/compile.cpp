@@ -425,8 +425,7 @@ class PlanCompiler {
     Plan::Step step;
     step.compiled = partition.compile({from}, {to}, engine());
     step.inputs.push_back(bindInput(step.compiled, from));
-    const Slot slot{Slot::Kind::temporary, draft_.plan->temporary_bytes.size()};
-    draft_.plan->temporary_bytes.push_back(to.get_mem_size());
+    const auto slot = draft_.temporary(to);
     step.outputs.emplace_back(slot, to);
     draft_.plan->steps.push_back(std::move(step));
     return {slot, withId(to, id)};

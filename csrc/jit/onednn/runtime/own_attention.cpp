@@ -1,5 +1,6 @@
 #include "jit/onednn/runtime/own_attention.h"
 
+#include <ATen/TensorGeometry.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -357,16 +358,9 @@ class WrittenFinder : Finder {
     kernel.result_strides = {kernel.queries * width, kernel.value_size, width};
   }
 
-  // Up to the strides of dimensions of size 1, which are arbitrary.
   bool isContiguous(const Value* value) const {
     const auto facts = factsOf(value);
-    const auto wanted = c10::TensorType::contiguousStridesOf(*facts.sizes);
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      if (facts.sizes->at(i) != 1 && facts.strides->at(i) != wanted[i]) {
-        return false;
-      }
-    }
-    return true;
+    return at::geometry_is_contiguous(*facts.sizes, *facts.strides);
   }
 
   // (batch * head, ..) that is viewed as (batch, head, ..) where a mask meets it.

@@ -365,9 +365,7 @@ class OwnSteps {
         strided(value->unique(), dtype, sizes, c10::TensorType::contiguousStridesOf(sizes));
     Plan::Step step;
     step.inputs.push_back(from);
-    step.outputs.emplace_back(Slot{Slot::Kind::temporary, draft_.plan->temporary_bytes.size()},
-                              layout);
-    draft_.plan->temporary_bytes.push_back(layout.get_mem_size());
+    step.outputs.emplace_back(draft_.temporary(layout), layout);
     step.kernel = {
         [dtype, sizes, strides = from.second.get_strides()](auto source, auto to) {
           // Only read.

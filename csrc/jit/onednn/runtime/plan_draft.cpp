@@ -136,6 +136,11 @@ bool PlanDraft::mayHaveStrides(size_t id, const Shape& strides) const {
   return wanted.get_layout_type() == LayoutType::any || wanted.get_strides() == strides;
 }
 
+Slot PlanDraft::temporary(const Layout& layout) {
+  plan->temporary_bytes.push_back(layout.get_mem_size());
+  return {Slot::Kind::temporary, plan->temporary_bytes.size() - 1};
+}
+
 void PlanDraft::addResult(Plan::Step& step, const Layout& layout) {
   const auto id = layout.get_id();
   const auto* applied = appliedTo(id);
@@ -144,8 +149,7 @@ void PlanDraft::addResult(Plan::Step& step, const Layout& layout) {
   if (it != group_outputs.end()) {
     slot.index = it->second;
   } else {
-    slot = {Slot::Kind::temporary, plan->temporary_bytes.size()};
-    plan->temporary_bytes.push_back(layout.get_mem_size());
+    slot = temporary(layout);
   }
   slots.insert_or_assign(id, slot);
   layouts.insert_or_assign(id, layout);

@@ -36,6 +36,8 @@ struct PlanDraft {
   Layout outputLayout(size_t id) const;
   // Whether it may have these strides.
   bool mayHaveStrides(size_t id, const Shape& strides) const;
+  // Memory for a value that only this plan reads.
+  Slot temporary(const Layout& layout);
   // Adds what is computed in this layout, and where it goes: to an output of the group, or to
   // memory of the plan's own.
   void addResult(Plan::Step& step, const Layout& layout);

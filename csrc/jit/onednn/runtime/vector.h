@@ -37,7 +37,7 @@ LLGA_VECTOR_INLINE void storeVector(float* to, Vector x) { __builtin_memcpy(to, 
 
 // Rounds to the nearest, of two to the even one.
 LLGA_VECTOR_INLINE Narrow narrowed(Vector x) {
-#ifdef __AVX512BF16__
+#if LLGA_VECTOR_WIDTH == 16 && defined(__AVX512BF16__)
   return reinterpret_cast<Narrow>(_mm512_cvtneps_pbh(x));
 #else
   const auto bits = reinterpret_cast<Bits>(x);
@@ -71,30 +71,26 @@ LLGA_VECTOR_INLINE void storeFirst(T* to, Vector x, int64_t count) {
   }
 }
 
-#ifdef __AVX512BW__
-LLGA_VECTOR_INLINE __mmask16 lanesBefore(int64_t count) {
-  return static_cast<__mmask16>((1U << count) - 1);
-}
-
+#if LLGA_VECTOR_WIDTH == 16  // behind simd_avx512.h
 template <>
 LLGA_VECTOR_INLINE Vector loadFirst(const float* from, int64_t count) {
-  return _mm512_maskz_loadu_ps(lanesBefore(count), from);
+  return _mm512_maskz_loadu_ps(Simd::lanesBefore(count), from);
 }
 
 template <>
 LLGA_VECTOR_INLINE Vector loadFirst(const Bfloat16* from, int64_t count) {
-  const auto narrow = _mm256_maskz_loadu_epi16(lanesBefore(count), from);
+  const auto narrow = _mm256_maskz_loadu_epi16(Simd::lanesBefore(count), from);
   return reinterpret_cast<Vector>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
 }
 
 template <>
 LLGA_VECTOR_INLINE void storeFirst(float* to, Vector x, int64_t count) {
-  _mm512_mask_storeu_ps(to, lanesBefore(count), x);
+  _mm512_mask_storeu_ps(to, Simd::lanesBefore(count), x);
 }
 
 template <>
 LLGA_VECTOR_INLINE void storeFirst(Bfloat16* to, Vector x, int64_t count) {
-  _mm256_mask_storeu_epi16(to, lanesBefore(count), reinterpret_cast<__m256i>(narrowed(x)));
+  _mm256_mask_storeu_epi16(to, Simd::lanesBefore(count), reinterpret_cast<__m256i>(narrowed(x)));
 }
 #endif
 

@@ -48,19 +48,12 @@ extern const Kernels avx512;
 extern const Kernels avx512_bf16;
 
 // The best that the processor has and oneDNN was not told to do without. Needs AVX2 and FMA.
-const Kernels& kernels();
-
 template <typename T>
 const Functions<T>& functions();
 
 template <>
-inline const Functions<float>& functions() {
-  return kernels().wide;
-}
-
+const Functions<float>& functions();
 template <>
-inline const Functions<Bfloat16>& functions() {
-  return kernels().narrow;
-}
+const Functions<Bfloat16>& functions();
 
 }  // namespace llga::vector_loops
