@@ -16,6 +16,11 @@ from llga_fuser._check import check_versions
 check_versions()
 
 # The checks above come first: a module built against another torch fails to load, or worse.
+from llga_fuser._autotune import (  # noqa: E402
+    AutotuneInfo,
+    autotune_info,
+    set_autotune,
+)
 from llga_fuser._cache import (  # noqa: E402
     CacheInfo,
     cache_info,
@@ -54,12 +59,14 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AutotuneInfo",
     "CacheInfo",
     "QuantizationConfig",
     "Report",
     "ReportDiff",
     "UnfusedError",
     "__version__",
+    "autotune_info",
     "cache_info",
     "clear_cache",
     "compile",
@@ -70,6 +77,7 @@ __all__ = [
     "is_enabled",
     "quantize",
     "report",
+    "set_autotune",
     "set_cache_capacity",
     "set_fpmath_mode",
     "show_config",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from llga_fuser import _C
+from llga_fuser._autotune import autotune_here
 from llga_fuser._fpmath import FpmathMode, fpmath_value
 from llga_fuser._trace import autocast_to, trace_frozen
 
@@ -47,6 +48,7 @@ def compile(  # noqa: A001
     check: bool = True,
     release_weights: bool = False,
     fpmath_mode: FpmathMode | None = None,
+    autotune: bool = False,
 ) -> Any:
     """Makes a TorchScript module (or function) that is fused and runs at full speed from the start.
 
@@ -76,6 +78,8 @@ def compile(  # noqa: A001
             result can no longer be saved.
         fpmath_mode: see `llga_fuser.set_fpmath_mode`, for this module alone; None: whatever the
             process' mode is when the module is called.
+        autotune: measure the ways to compute each group on the examples and take the fastest, see
+            `llga_fuser.set_autotune`. Takes seconds, once for each kind of machine.
 
     Returns:
         A `torch.jit.ScriptModule` for a module, a `torch.jit.ScriptFunction` for a function.
@@ -89,7 +93,13 @@ def compile(  # noqa: A001
 
     See also `torch.jit.trace`, `torch.jit.freeze`, and `torch.autocast` for `dtype`.
     """
-    for name, value in (("strict", strict), ("check", check), ("release_weights", release_weights)):
+    switches = {
+        "strict": strict,
+        "check": check,
+        "release_weights": release_weights,
+        "autotune": autotune,
+    }
+    for name, value in switches.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
     autocast = _autocast_dtype(dtype)
@@ -111,7 +121,8 @@ def compile(  # noqa: A001
         del script
         for index, example in enumerate(examples):
             args, kwargs = _twin(example)
-            result = made(*args, **kwargs)  # compiles its partitions
+            with autotune_here() if autotune else contextlib.nullcontext():
+                result = made(*args, **kwargs)  # compiles its partitions
             if check and not _is_script(target):
                 args, kwargs = _twin(example)
                 with autocast_to(autocast):

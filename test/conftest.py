@@ -13,6 +13,12 @@ import torch
 os.environ["LLGA_FUSER_SPEED_CHECK"] = "off"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def choices_of_autotuning(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Not into the user's cache directory; for child processes too."""
+    os.environ["LLGA_FUSER_CACHE_DIR"] = str(tmp_path_factory.mktemp("choices"))
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)

@@ -7,6 +7,7 @@
 #include <c10/util/irange.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/jit_log.h>
+#include <torch/csrc/jit/passes/canonicalize.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 #include <x86intrin.h>
@@ -19,6 +20,7 @@
 #include "jit/onednn/inspect.h"
 #include "jit/onednn/module_watch.h"
 #include "jit/onednn/ops/lowering.h"
+#include "jit/onednn/runtime/autotune.h"
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/finite.h"
 #include "jit/onednn/runtime/own_attention.h"
@@ -430,7 +432,8 @@ CompileRequest FusionKernel::requestFor(ArrayRef<IValue> inputs, const Facts& fa
                          {},
                          any_layout_,
                          call_local_,
-                         static_cast<dnnl::fpmath_mode>(environment.fpmath_mode)};
+                         static_cast<dnnl::fpmath_mode>(environment.fpmath_mode),
+                         environment.threads};
   for (const auto i : c10::irange(inputs.size())) {
     request.input_strides.push_back(inputs[i].isTensor() ? inputs[i].toTensor().strides().vec()
                                                          : Shape{});
@@ -459,8 +462,15 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
       auto stack = allAsInEager(inputs);
       torch::jit::InterpreterState(fallbackCode()).run(stack);
     };
-    plan = compileChecked(requestFor(inputs, facts, entry.environment), inputs.vec(), interpret,
-                          recorded.count());
+    auto request = requestFor(inputs, facts, entry.environment);
+    if (autotunes()) {
+      request.way_of = chosenWay;
+    }
+    plan = compileChecked(request, inputs.vec(), interpret, recorded.count());
+    if (request.way_of) {
+      const auto text = torch::jit::Canonicalize(subgraph_, false)->toString(false);
+      plan = fastestPlan(request, text, std::move(plan), inputs.vec(), interpret);
+    }
   } catch (const TooSlow& error) {
     reason = error.reason;
     too_slow = true;
@@ -504,7 +514,7 @@ std::shared_ptr<const Description> FusionKernel::describe(
   recordRun(*subgraph_, allAsInEager(dense), facts);
   auto request = requestFor(dense, facts, environment());
   if (const auto plan = find(environment(), dense)) {
-    request.binaries_apart = plan->binaries_apart;
+    request.division = plan->division;
   }
   auto description = describePlan(request, output_strides);
   if (!weights_.empty()) {

@@ -10,6 +10,8 @@
 #include "jit/onednn/interface.h"
 #include "jit/onednn/kernel.h"
 #include "jit/onednn/ops/op_table.h"
+#include "jit/onednn/runtime/autotune.h"
+#include "jit/onednn/runtime/choices.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/plan_cache.h"
 #include "jit/onednn/runtime/speed_check.h"
@@ -87,6 +89,17 @@ PYBIND11_MODULE(_C, m) {
       py::arg("name"), py::arg("graph"));
   m.def("allow_int8_saturation", &llga::allowInt8Saturation, py::arg("allow"));
   m.def("check_speed", &llga::checkSpeed, py::arg("on"));
+  m.def("autotune", &llga::autotune, py::arg("on"));
+  py::class_<llga::AutotuneHere>(m, "AutotuneHere").def(py::init<>());
+  m.def("autotunes", &llga::autotunes);
+  m.def(
+      "use_choices_in",
+      [](const std::string& directory) { llga::Choices::instance().useDirectory(directory); },
+      py::arg("directory"));
+  m.def("choices", [] {
+    const auto info = llga::Choices::instance().info();
+    return std::make_pair(info.path, info.known);
+  });
   m.def("op_names", [] {
     std::vector<std::string> names;
     for (const auto& entry : llga::opTable()) {

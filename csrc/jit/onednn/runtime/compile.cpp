@@ -13,6 +13,7 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_steps.h"
+#include "jit/onednn/runtime/partition_key.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -25,19 +26,16 @@ namespace prim = torch::jit::prim;
 class PlanCompiler {
  public:
   // `pack`: let oneDNN choose the layout of constant weights.
-  PlanCompiler(const CompileRequest& request, bool pack) : draft_(request, pack) {}
+  PlanCompiler(const CompileRequest& request, bool pack) : draft_(request, pack), pack_(pack) {}
 
   std::shared_ptr<const Plan> run() {
     if (addUnlowered(draft_)) {
       return draft_.finished();
     }
     lower();
-    if (!addOwnGroup(draft_)) {
+    if (draft_.request.division == Division::onednn || !addOwnGroup(draft_)) {
       for (const auto& partition : partitions()) {
-        const auto ops = opsOf(partition);
-        if (!addOwnStep(draft_, ops)) {
-          compile(partition, ops);
-        }
+        add(partition, opsOf(partition));
       }
     }
     return draft_.finished();
@@ -160,7 +158,9 @@ class PlanCompiler {
     for (const auto id : cuts()) {
       read(id);
     }
-    draft_.activations = activationsApart(draft_.lowered, draft_.group_outputs);
+    if (draft_.request.division != Division::activations_fused) {
+      draft_.activations = activationsApart(draft_.lowered, draft_.group_outputs);
+    }
     for (const auto& applied : draft_.activations) {
       read(applied.from);
     }
@@ -222,7 +222,7 @@ class PlanCompiler {
         if (producer == producers.end() || draft_.group_outputs.count(value.id) != 0) {
           continue;
         }
-        if (draft_.request.binaries_apart ||
+        if (draft_.request.division == Division::binaries_apart ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
             (folded && !foldsLike(value, other)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&
@@ -301,15 +301,75 @@ class PlanCompiler {
     return ordered;
   }
 
-  void compile(const dnnl::graph::partition& partition, const Ops& ops) {
+  void add(const dnnl::graph::partition& partition, const Ops& ops) {
+    const auto& way_of = draft_.request.way_of;
+    if (!way_of) {
+      return add(partition, ops, Way::usual);
+    }
+    auto key = partitionKey(draft_, ops);
+    const auto known = way_of(key);
+    const auto ports = partition.get_input_ports();
+    const bool copies = std::any_of(ports.begin(), ports.end(), [&](const Layout& port) {
+      const auto layout = draft_.inputLayout(port.get_id());
+      return !needsRowMajor(ops, layout) && usualOrder(layout);
+    });
+    add(partition, ops, known.value_or(Way::usual));
+    std::vector<Way> others;
+    if (!known) {
+      others = otherWays(ops, copies);
+    }
+    auto& plan = *draft_.plan;
+    plan.parts.push_back({std::move(key), plan.steps.size(), std::move(others)});
+  }
+
+  void add(const dnnl::graph::partition& partition, const Ops& ops, Way way) {
+    draft_.pack = pack_ && way != Way::onednn_plain;
+    if (!addOwnStep(draft_, ops, way)) {
+      compile(partition, ops, way);
+    }
+  }
+
+  // What there is for a partition whose steps have just been added in the usual way.
+  std::vector<Way> otherWays(const Ops& ops, bool copies) const {
+    std::vector<Way> ways;
+    if (draft_.appliedTo(ops.front()->inputs()[0].id) != nullptr) {
+      return ways;  // works in place
+    }
+    const bool own = static_cast<bool>(draft_.plan->steps.back().kernel.run);
+    if (own) {
+      ways.push_back(Way::onednn);
+    } else if (linear(ops, draft_.lowered, Way::gemm)) {
+      ways.push_back(Way::gemm);
+    }
+    for (const auto way : {Way::winograd2, Way::winograd4}) {
+      if (winogradConvolution(ops, draft_.lowered, way)) {
+        ways.push_back(way);
+      }
+    }
+    const bool packed = std::any_of(ops.begin(), ops.end(), [&](const OpSpec* op) {
+      const auto& inputs = op->inputs();
+      return std::any_of(inputs.begin(), inputs.end(), [&](const Operand& input) {
+        return draft_.lowered.packable.count(input.id) != 0;
+      });
+    });
+    if (packed && pack_) {
+      ways.push_back(Way::onednn_plain);
+    }
+    if (copies) {
+      ways.push_back(Way::onednn_copied);
+    }
+    return ways;
+  }
+
+  void compile(const dnnl::graph::partition& partition, const Ops& ops, Way way) {
     std::vector<Layout> inputs;
     std::vector<Layout> outputs;
     std::unordered_map<size_t, Slot> copies;
     for (const auto& port : partition.get_input_ports()) {
       const auto id = port.get_id();
       inputs.push_back(draft_.inputLayout(id));
-      if (needsRowMajor(ops, inputs.back())) {
-        std::tie(copies[id], inputs.back()) = rowMajor(inputs.back());
+      if (const auto strides = orderToCopyTo(ops, inputs.back(), way)) {
+        std::tie(copies[id], inputs.back()) = copied(inputs.back(), *strides);
       }
     }
     for (const auto& port : partition.get_output_ports()) {
@@ -414,12 +474,32 @@ class PlanCompiler {
     }
   }
 
-  // A step that copies such an operand; where the copy will be, and its layout.
-  std::pair<Slot, Layout> rowMajor(const Layout& from) {
+  // The strides of the copy of an operand that a partition takes in its place, if any.
+  static std::optional<Shape> orderToCopyTo(const Ops& ops, const Layout& layout, Way way) {
+    if (needsRowMajor(ops, layout)) {
+      return c10::TensorType::contiguousStridesOf(layout.get_dims());
+    }
+    return way == Way::onednn_copied ? usualOrder(layout) : std::nullopt;
+  }
+
+  // By rows, where data lies in another order that is not channels last either. (Images in their
+  // order oneDNN copies by itself where that is worth it.)
+  static std::optional<Shape> usualOrder(const Layout& layout) {
+    if (layout.get_layout_type() != LayoutType::strided ||
+        layout.get_property_type() == logical_tensor::property_type::constant) {
+      return std::nullopt;
+    }
+    const auto sizes = layout.get_dims();
+    const auto strides = layout.get_strides();
+    auto rows = c10::TensorType::contiguousStridesOf(sizes);
+    const bool usual = strides == rows || strides == channelsLastStrides(sizes);
+    return usual ? std::nullopt : std::optional(std::move(rows));
+  }
+
+  // A step that copies an operand; where the copy will be, and its layout.
+  std::pair<Slot, Layout> copied(const Layout& from, const Shape& strides) {
     const auto id = from.get_id();
-    const auto sizes = from.get_dims();
-    const auto to = logical_tensor(next_id_++, from.get_data_type(), sizes,
-                                   c10::TensorType::contiguousStridesOf(sizes));
+    const auto to = logical_tensor(next_id_++, from.get_data_type(), from.get_dims(), strides);
     const dnnl::graph::op reorder(next_id_++, OpKind::Reorder, {from}, {to}, "copy");
     const dnnl::graph::partition partition(reorder, dnnl::engine::kind::cpu);
     Plan::Step step;
@@ -481,6 +561,7 @@ class PlanCompiler {
   }
 
   PlanDraft draft_;
+  const bool pack_;
   size_t next_id_ = size_t{1} << 32;
 };
 

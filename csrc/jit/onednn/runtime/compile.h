@@ -1,7 +1,9 @@
 // Subgraph + facts of one signature -> Plan. Set-up code: slow, allocates, throws.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,8 +26,11 @@ struct CompileRequest {
   // By subgraph output: its memory is not needed after the call.
   std::vector<bool> call_local;
   dnnl::fpmath_mode fpmath_mode;
-  // Binary ops begin partitions of their own.
-  bool binaries_apart = false;
+  int threads;  // that calls will have
+  Division division = Division::usual;
+  // For autotuning: the way to compute what partitionKey() says, or nothing if there is a choice.
+  // Empty: all in the usual way, and the plan tells of no parts.
+  std::function<std::optional<Way>(const std::string& key)> way_of{};
 };
 
 // Thrown when oneDNN or the op table can't take the subgraph with these facts.

@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <cstdlib>
-#include <string_view>
 
 #include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/environment.h"
 
 namespace llga {
 namespace {
@@ -105,10 +104,7 @@ std::string effectiveIsa() {
 namespace {
 
 std::atomic<bool>& saturationAllowed() {
-  static std::atomic<bool> allowed = [] {
-    const char* text = std::getenv("LLGA_FUSER_INT8_SATURATION");
-    return text != nullptr && std::string_view(text) == "allow";
-  }();
+  static std::atomic<bool> allowed = holds("LLGA_FUSER_INT8_SATURATION", "allow");
   return allowed;
 }
 

@@ -6,10 +6,13 @@
 
 namespace llga {
 
-// Whether the environment holds `variable` with the value "off".
-inline bool switchedOff(const char* variable) {
+// Whether the environment holds `variable` with this value.
+inline bool holds(const char* variable, std::string_view value) {
   const char* text = std::getenv(variable);
-  return text != nullptr && std::string_view(text) == "off";
+  return text != nullptr && text == value;
 }
+
+inline bool switchedOff(const char* variable) { return holds(variable, "off"); }
+inline bool switchedOn(const char* variable) { return holds(variable, "on"); }
 
 }  // namespace llga

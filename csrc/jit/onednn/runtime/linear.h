@@ -1,4 +1,5 @@
-// Linear layers of float32 data with constant weights, an addend and ReLU, on processors with AVX2.
+// Linear layers of float32 data with constant weights, an addend and ReLU, on processors with AVX2
+// or AVX-512.
 //
 // oneDNN's gemm for AVX2 copies weights to panels in each call, or reads them where they lie with a
 // cache miss a row. Here they lie in panels, once and for all.
@@ -28,6 +29,9 @@ struct Linear {
     const float* addend;  // like the result, or null; may be the result
     float* result;        // overlaps nothing else
   };
+
+  // Of the instruction sets, the one whose kernel runs: "avx2" or "avx512".
+  static const char* isa();
 
   // Sizes of the weight in panels: panels, inputs, outputs of a panel.
   std::vector<int64_t> weightSizes() const;

@@ -257,8 +257,10 @@ std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const Lower
   return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
 }
 
-std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph) {
-  if (!winogradIsOn() || !isImageConvolution(*ops[0], graph)) {
+std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph,
+                                                    Way way) {
+  const bool asked = way == Way::winograd2 || way == Way::winograd4;
+  if ((!asked && way != Way::usual) || !winogradIsOn() || !isImageConvolution(*ops[0], graph)) {
     return std::nullopt;
   }
   const auto& data = ops[0]->inputs()[0];
@@ -298,13 +300,19 @@ std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const Lowere
                   (*data.sizes)[1],
                   (*weight.sizes)[0],
                   relu};
-  found.kernel.tile = found.kernel.chooseTile();
+  if (!found.kernel.isSupported()) {
+    return std::nullopt;
+  }
+  constexpr int64_t kSmall = 2;
+  constexpr int64_t kLarge = 4;
+  found.kernel.tile = !asked ? found.kernel.chooseTile() : way == Way::winograd2 ? kSmall : kLarge;
   return found.kernel.tile != 0 ? std::optional(found) : std::nullopt;
 }
 
-std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph) {
+std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way) {
   const auto& product = *ops[0];
-  if (!ownKernelsAnywhere() || product.kind() != OpKind::MatMul ||
+  const bool asked = way == Way::gemm;
+  if ((!asked && way != Way::usual) || !ownKernelsAnywhere() || product.kind() != OpKind::MatMul ||
       isSet(product, Attr::transpose_a) || isSet(product, Attr::transpose_b)) {
     return std::nullopt;
   }
@@ -365,8 +373,8 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph) {
   }
   constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
   const bool row = found.rows == 1 && !found.addend;
-  const bool rows =
-      ownAvx2Kernels() && found.rows >= kFewest && found.rectifier != Rectifier::hardswish;
+  const bool rows = (asked || (ownAvx2Kernels() && found.rows >= kFewest)) &&
+                    found.rectifier != Rectifier::hardswish;
   return isFloat(found.result) && (row || rows) ? std::optional(found) : std::nullopt;
 }
 

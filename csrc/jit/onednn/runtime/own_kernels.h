@@ -13,6 +13,7 @@
 #include "jit/onednn/runtime/excitation.h"
 #include "jit/onednn/runtime/gemv.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
+#include "jit/onednn/runtime/way.h"
 #include "jit/onednn/runtime/winograd.h"
 
 namespace llga {
@@ -63,9 +64,11 @@ struct AddedConvolution {
   std::optional<size_t> addend;  // a value like the result
 };
 
-// A convolution, and maybe an addition and ReLU, that takes less time by Winograd's algorithm;
-// nothing for other partitions, or where that is off. Images and addend have to be channels last.
-std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph);
+// A convolution, and maybe an addition and ReLU, that takes less time by Winograd's algorithm, or
+// is to be computed that way whatever it takes; nothing for other partitions, other ways, or where
+// that is off. Images and addend have to be channels last.
+std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph,
+                                                    Way way);
 
 // A linear layer, and maybe an addition and an activation.
 struct FoundLinear {
@@ -78,9 +81,9 @@ struct FoundLinear {
   Rectifier rectifier = Rectifier::none;
 };
 
-// Of float32 data with constant parameters, where oneDNN is slow; nothing for other partitions.
-// Data, addend and result have to be contiguous.
-std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph);
+// Of float32 data with constant parameters, where oneDNN is slow or `way` asks for it; nothing for
+// other partitions and other ways. Data, addend and result have to be contiguous.
+std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way);
 
 struct FoundExcitation {
   Excitation kernel;

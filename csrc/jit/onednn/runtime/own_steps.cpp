@@ -67,8 +67,8 @@ class OwnSteps {
 
   // A step for a convolution, and maybe an addition and ReLU, over channels-last images by
   // Winograd's algorithm. False for any other partition.
-  bool winograd(const Ops& ops) {
-    const auto found = winogradConvolution(ops, draft_.lowered);
+  bool winograd(const Ops& ops, Way way) {
+    const auto found = winogradConvolution(ops, draft_.lowered, way);
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
@@ -135,8 +135,8 @@ class OwnSteps {
   }
 
   // A step for a linear layer. False for any other partition.
-  bool linear(const Ops& ops) {
-    const auto found = llga::linear(ops, draft_.lowered);
+  bool linear(const Ops& ops, Way way) {
+    const auto found = llga::linear(ops, draft_.lowered, way);
     if (!found || !draft_.knownSlot(found->data.id) ||
         !isContiguous(draft_.inputLayout(found->data.id)) ||
         (found->addend && (!draft_.knownSlot(*found->addend) ||
@@ -201,7 +201,7 @@ class OwnSteps {
                        kernel.run({source, data(1), data(bias), data(addend), result});
                      }
                    },
-                   "matmul", row ? "llga_gemv:avx2" : "llga_gemm:avx2"};
+                   "matmul", row ? "llga_gemv:avx2" : fmt::format("llga_gemm:{}", Linear::isa())};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -498,10 +498,11 @@ bool addOwnGroup(PlanDraft& draft) {
   return steps.concatAffine() || steps.squeezeExcitation() || steps.wholeActivation();
 }
 
-bool addOwnStep(PlanDraft& draft, const Ops& partition) {
+bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
-  return steps.groupedConvolution(partition) || steps.winograd(partition) ||
-         steps.linear(partition) || steps.activation(partition);
+  return (way == Way::usual && steps.groupedConvolution(partition)) ||
+         steps.winograd(partition, way) || steps.linear(partition, way) ||
+         steps.activation(partition);
 }
 
 }  // namespace llga

@@ -18,7 +18,7 @@ bool addUnlowered(PlanDraft& draft);
 bool addOwnGroup(PlanDraft& draft);
 
 // A step for the ops of one partition: a convolution in small groups or by Winograd's algorithm, a
-// linear layer, or an activation apart.
-bool addOwnStep(PlanDraft& draft, const Ops& partition);
+// linear layer, or an activation apart; where it is the usual way or the one asked for.
+bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way);
 
 }  // namespace llga

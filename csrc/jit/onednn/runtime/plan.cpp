@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/stopwatch.h"
 
 namespace llga {
 
@@ -131,7 +132,8 @@ inline void* dataOf(const at::Tensor& tensor) {
 
 }  // namespace
 
-void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
+template <typename Around>
+void Plan::executeWith(torch::jit::Stack& stack, size_t inputs_count, const Around& around) const {
   const auto inputs = torch::jit::last(stack, inputs_count);
   c10::SmallVector<at::Tensor, 2> results;
   for (const auto& spec : outputs) {
@@ -162,15 +164,16 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
   }
   const ArenaForScratch scratch(has_run_.load(std::memory_order_relaxed));
   for (size_t i = 0; i < steps.size(); ++i) {
-    const auto& call = arguments->calls[i];
-    if (steps[i].kernel.run) {
-      runKernel(steps[i], dataAt);
-      continue;
-    }
-    dnnl::error::wrap_c_api(dnnl_graph_compiled_partition_execute(
-                                steps[i].compiled.get(), stream().get(), call.inputs.size(),
-                                call.inputs.data(), call.outputs.size(), call.outputs.data()),
-                            "could not execute the compiled partition");
+    around([&] {
+      if (steps[i].kernel.run) {
+        return runKernel(steps[i], dataAt);
+      }
+      const auto& call = arguments->calls[i];
+      dnnl::error::wrap_c_api(dnnl_graph_compiled_partition_execute(
+                                  steps[i].compiled.get(), stream().get(), call.inputs.size(),
+                                  call.inputs.data(), call.outputs.size(), call.outputs.data()),
+                              "could not execute the compiled partition");
+    });
   }
   has_run_.store(true, std::memory_order_relaxed);
   delete idle_.exchange(arguments.release(), std::memory_order_acq_rel);
@@ -179,6 +182,22 @@ void Plan::execute(torch::jit::Stack& stack, size_t inputs_count) const {
   for (auto& result : results) {
     stack.emplace_back(std::move(result));
   }
+}
+
+void Plan::execute(torch::jit::Stack& stack, size_t inputs) const {
+  executeWith(stack, inputs, [](const auto& run) { run(); });
+}
+
+std::vector<double> Plan::timeSteps(torch::jit::Stack inputs) const {
+  for (const auto& spec : outputs) {
+    if (spec.inplace_input >= 0) {  // of calls, nobody else holds it
+      auto& input = inputs[static_cast<size_t>(spec.inplace_input)];
+      input = input.toTensor().clone();
+    }
+  }
+  std::vector<double> seconds;
+  executeWith(inputs, inputs.size(), [&](const auto& run) { seconds.push_back(secondsOf(run)); });
+  return seconds;
 }
 
 }  // namespace llga

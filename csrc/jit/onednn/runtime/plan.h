@@ -19,6 +19,7 @@
 #include "jit/onednn/quantization.h"
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/packed_weights.h"
+#include "jit/onednn/runtime/way.h"
 
 namespace llga {
 
@@ -58,10 +59,19 @@ class Plan {
     std::vector<std::pair<Slot, Layout>> outputs;
   };
 
+  // The steps of one partition, for autotuning.
+  struct Part {
+    std::string key;  // partitionKey()
+    size_t end;       // the step behind its last one
+    // What else there is than the usual way, which it takes; empty if the way was known.
+    std::vector<Way> others;
+  };
+
   std::vector<Step> steps;
   std::vector<OutputSpec> outputs;
   std::vector<size_t> temporary_bytes;
-  bool binaries_apart = false;  // as it was requested
+  Division division = Division::usual;  // as it was requested
+  std::vector<Part> parts;              // if asked for
   // Constants by Slot index: packed weights, or plain tensors used as they are.
   std::vector<PackedWeightPtr> packed;
   std::vector<void*> constants;
@@ -79,11 +89,17 @@ class Plan {
   // the plan was compiled for. Throws dnnl::error.
   void execute(torch::jit::Stack& stack, size_t inputs) const;
 
+  // Does the same with a copy of what it may overwrite, and returns the seconds of each step.
+  std::vector<double> timeSteps(torch::jit::Stack inputs) const;
+
   size_t constantBytes() const;
 
  private:
   struct Arguments;
   std::unique_ptr<Arguments> makeArguments() const;
+  // Calls `around(run)` for each step, which calls `run()`.
+  template <typename Around>
+  void executeWith(torch::jit::Stack& stack, size_t inputs, const Around& around) const;
 
   // One set of prepared arguments waits here; a second thread makes its own.
   mutable std::atomic<Arguments*> idle_{nullptr};

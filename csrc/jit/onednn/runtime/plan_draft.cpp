@@ -211,7 +211,7 @@ std::shared_ptr<const Plan> PlanDraft::finished() {
   for (const auto i : c10::irange(plan->outputs.size())) {
     describeOutput(i);
   }
-  plan->binaries_apart = request.binaries_apart;
+  plan->division = request.division;
   plan->prepare();
   return plan;
 }

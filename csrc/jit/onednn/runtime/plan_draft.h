@@ -48,7 +48,7 @@ struct PlanDraft {
   std::shared_ptr<const Plan> finished();
 
   const CompileRequest& request;
-  const bool pack;
+  bool pack;
   std::shared_ptr<Plan> plan;
   LoweredGraph lowered;
   std::unordered_map<size_t, size_t> group_inputs;   // index by value

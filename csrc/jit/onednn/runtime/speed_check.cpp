@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <limits>
 
 #include "jit/onednn/runtime/environment.h"
+#include "jit/onednn/runtime/stopwatch.h"
 
 namespace llga {
 namespace {
@@ -22,14 +22,6 @@ constexpr double kWhile = 50e-3;        // seconds of all runs
 std::atomic<bool>& checking() {
   static std::atomic<bool> on = !switchedOff("LLGA_FUSER_SPEED_CHECK");
   return on;
-}
-
-template <typename Run>
-double secondsOf(const Run& run) {
-  const auto start = std::chrono::steady_clock::now();
-  run();
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  return elapsed.count();
 }
 
 // Of the fastest run; ends early with one that takes no longer than `enough`.
@@ -74,7 +66,7 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
   if (seconds <= limit) {
     return plan;
   }
-  request.binaries_apart = true;
+  request.division = Division::binaries_apart;
   if (auto apart = compilePlan(request); apart->steps.size() > plan->steps.size()) {
     seconds = std::min(seconds, fastest([&] { run(*apart); }, limit));
     if (seconds <= limit) {

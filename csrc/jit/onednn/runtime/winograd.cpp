@@ -90,10 +90,12 @@ void transformTile(const Factors& g, const float* weight, float* to, int64_t str
 
 const char* WinogradConvolution::isa() { return kernels()->name; }
 
+bool WinogradConvolution::isSupported() const {
+  return kernels() != nullptr && inputs % kernels()->vector == 0 &&
+         outputs % kernels()->vector == 0;
+}
+
 int64_t WinogradConvolution::chooseTile() const {
-  if (kernels() == nullptr || inputs % kernels()->vector != 0 || outputs % kernels()->vector != 0) {
-    return 0;
-  }
   const auto direct = directCost(*this);
   const auto small = cost(*this, 2);
   const auto large = cost(*this, 4);

@@ -24,7 +24,7 @@ struct WinogradConvolution {
   int64_t inputs;
   int64_t outputs;
   bool relu;
-  int64_t tile = 0;  // 2 or 4, as chooseTile() found; 0: not at all
+  int64_t tile = 0;  // 2 or 4
 
   struct Data {
     const float* source;
@@ -35,12 +35,11 @@ struct WinogradConvolution {
     float* result;        // overlaps nothing else
   };
 
-  // Of the instruction sets, the one whose kernels run: "avx2" or "avx512". Not where chooseTile()
-  // finds none.
+  // Whether there is a kernel for this processor and these channels. All below needs one.
+  bool isSupported() const;
+  // Of the instruction sets, the one whose kernels run: "avx2" or "avx512".
   static const char* isa();
-
-  // The tile that is expected to be the fastest; 0 where oneDNN's kernel is faster, or there is no
-  // kernel for this processor or these channels. Stateless.
+  // The tile that is expected to be the fastest; 0 where oneDNN's kernel is. Stateless.
   int64_t chooseTile() const;
 
   // Sizes of the transformed weight: points of a tile, panels, inputs, outputs of a panel.
