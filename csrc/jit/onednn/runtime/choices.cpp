@@ -26,7 +26,7 @@ std::string processor() {
   unsigned most = __get_cpuid_max(0x80000000, nullptr);
   if (most >= 0x80000004) {
     for (unsigned i = 0; i < 3; ++i) {
-      auto* four = &name[4 * i];
+      auto* four = &name[size_t{4} * i];
       __get_cpuid(0x80000002 + i, four, four + 1, four + 2, four + 3);
     }
   }

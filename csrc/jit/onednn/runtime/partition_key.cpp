@@ -64,6 +64,7 @@ std::string partitionKey(const PlanDraft& draft, const Ops& ops) {
   };
   auto list = [](const std::vector<Operand>& operands, const auto& describe) {
     std::vector<std::string> texts;
+    texts.reserve(operands.size());
     for (const auto& operand : operands) {
       texts.push_back(describe(operand));
     }
