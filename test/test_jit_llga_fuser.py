@@ -2809,6 +2809,187 @@ def test_channel_shuffle(case: str, mode: str) -> None:
                     assert_same(script(y), m(y))
 
 
+class Expansion(NamedTuple):
+    """A pointwise, a depthwise and maybe another pointwise convolution."""
+
+    size: tuple[int, ...]
+    channels: int
+    outputs: int = 0  # of the last one; 0: there is none
+    window: int | tuple[int, int] = 3
+    stride: int = 1
+    padding: int = 1
+    inner: str = "F.relu6"
+    outer: str = "F.relu6"
+    bias: bool = True
+    sum: str = ""
+    groups: int = 1  # fusion groups
+    threads: int = 2
+    own: bool = True
+
+
+EXPANSIONS = {
+    "plain": Expansion((1, 16, 14, 14), 96, 24),
+    "stride": Expansion((1, 16, 29, 14), 96, 24, stride=2),
+    "residual": Expansion((1, 24, 14, 15), 144, 24, sum="+ x"),
+    "residual first": Expansion((1, 24, 14, 15), 144, 24, sum="x + "),
+    "five": Expansion((1, 8, 15, 14), 64, 40, window=5, padding=2),
+    "five, stride": Expansion((1, 8, 23, 20), 64, 40, window=5, stride=2, padding=2),
+    "no padding": Expansion((1, 8, 15, 16), 80, 40, padding=0),
+    "more padding": Expansion((1, 8, 15, 14), 80, 40, padding=2),
+    "much padding": Expansion((1, 8, 14, 14), 16, 4, window=5, padding=4),
+    "one row": Expansion((1, 8, 1, 220), 32, 7),
+    "one column": Expansion((1, 8, 220, 1), 32, 7),
+    "two columns": Expansion((1, 8, 110, 2), 32, 7, window=5, padding=2),
+    "no bias": Expansion((1, 16, 14, 14), 96, 24, bias=False),
+    "odd inputs and outputs": Expansion((1, 13, 14, 14), 48, 19, inner="F.relu", outer="F.relu"),
+    "more than 256 inputs": Expansion((1, 300, 14, 14), 32, 24),
+    "more than 256 channels": Expansion((1, 16, 14, 14), 528, 24),
+    "hardswish": Expansion((1, 16, 14, 14), 96, 24, inner="F.hardswish", outer="F.hardswish"),
+    "silu": Expansion((1, 16, 14, 14), 96, 24, inner="F.silu", outer="F.silu"),
+    "no activation": Expansion((1, 16, 14, 14), 96, 24, inner="", outer=""),
+    "batch": Expansion((3, 16, 24, 24), 240, 24, sum="+ self.a(x)", groups=2),
+    "one thread": Expansion((1, 16, 64, 32), 80, 24, threads=1),
+    "two": Expansion((1, 16, 96, 80), 112),
+    "two, stride": Expansion((1, 16, 96, 80), 112, stride=2, inner="F.silu", outer="F.silu"),
+    "two, one thread": Expansion((1, 16, 96, 80), 112, inner="F.silu", outer="", threads=1),
+    "two, five": Expansion((1, 8, 61, 80), 176, window=5, padding=2, outer="F.silu"),
+    "two, batch": Expansion((5, 8, 33, 32), 160, inner="", outer="F.silu"),
+    # What stays with oneDNN.
+    "few": Expansion((1, 16, 7, 7), 96, 24, own=False),
+    "few for one thread": Expansion((1, 16, 14, 14), 96, 24, threads=1, own=False),
+    "two, few": Expansion((1, 16, 14, 14), 96, own=False),
+    "other number of channels": Expansion((1, 16, 14, 14), 97, 24, own=False),
+    "window": Expansion((1, 16, 14, 14), 96, 24, window=7, padding=3, own=False),
+    "oblong": Expansion((1, 16, 14, 14), 96, 24, window=(3, 5), padding=1, own=False),
+    "stride of 3": Expansion((1, 16, 14, 14), 96, 24, stride=3, own=False),
+    "other activation": Expansion((1, 16, 14, 14), 96, 24, inner="torch.tanh", own=False),
+    "part of the sum": Expansion((1, 24, 14, 14), 96, 24, sum="+ x[:, :1]", own=False),
+}
+
+
+def expansion(case: Expansion) -> nn.Module:
+    c = case
+    d = nn.Conv2d(
+        c.channels, c.channels, c.window, c.stride, c.padding, groups=c.channels, bias=c.bias
+    )
+    code = f"{c.outer}(self.d({c.inner}(self.c(x))))"
+    code = f"self.e({code})" if c.outputs else code
+    code = f"{c.sum}{code}" if c.sum.endswith(" ") else f"{code} {c.sum}"
+    module = net(
+        code,
+        c=nn.Conv2d(c.size[1], c.channels, 1, bias=c.bias),
+        d=d,
+        e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
+        a=nn.Conv2d(c.size[1], max(c.outputs, 1), 1),
+    )
+    return module.eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", EXPANSIONS)
+def test_expansion(case: str, dtype: torch.dtype) -> None:
+    """Two or three convolutions are one group, and one kernel where that is the faster way."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = EXPANSIONS[case]
+    m = expansion(c)
+    x = torch.randn(c.size)
+    torch.set_num_threads(c.threads)
+    groups = c.groups if c.own else None
+    check(m, [x], groups=groups, dtype=dtype, memory_format=torch.channels_last)
+    last = m.to(memory_format=torch.channels_last).to(dtype)
+    found = kernels_of(last, x.to(dtype, memory_format=torch.channels_last))
+    own = [name for name in found if name.startswith("llga_expansion")]
+    # Without AVX-512, of several images only.
+    pays = c.own and (c.outputs == 0 or c.size[0] >= c.threads or not has_avx2_kernels())
+    assert len(own) == (pays and has_own_kernels() and dtype == torch.float32), found
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", ["plain", "stride", "residual", "two", "two, five"])
+def test_expansion_of_contiguous_images(case: str) -> None:
+    """They are not channels last, and so not for the kernel: oneDNN's, one after the other."""
+    c = EXPANSIONS[case]
+    check(expansion(c), [torch.randn(c.size)], groups=1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("activation", ["F.relu6", "F.silu", "F.hardswish", ""])
+def test_expansion_of_special_values(activation: str, value: float, threads: int) -> None:
+    c = EXPANSIONS["batch"]._replace(inner=activation, outer=activation, sum="+ self.a(x)")
+    m = expansion(c).to(memory_format=torch.channels_last)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    with restored(torch.get_num_threads, torch.set_num_threads), torch.no_grad():
+        torch.set_num_threads(threads)
+        script = to_script(m, [x])
+        for _ in range(3):
+            script(x)
+        y = x.clone()
+        y[1, 3, 0, 6] = value
+        result = script(y)
+        assert_same(result, m(y))
+        assert result[0].isfinite().all()
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_expansion_with_special_weights() -> None:
+    """Of what is infinite, padding makes NaN. (With activations, oneDNN makes numbers of NaN.)"""
+    c = EXPANSIONS["no activation"]
+    for value in (math.inf, math.nan):
+        for name in "cde":
+            m = expansion(c).to(memory_format=torch.channels_last)
+            with torch.no_grad():
+                getattr(m, name).weight[2, 0, 0, 0] = value
+            x = torch.randn(c.size).to(memory_format=torch.channels_last)
+            with torch.no_grad():
+                script = to_script(m, [x])
+                for _ in range(3):
+                    assert_same(script(x), m(x))
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_expansion_beside_others() -> None:
+    """What is expanded has another reader, or what of it is projected; a weight is no constant."""
+    torch.set_num_threads(2)
+    members = {
+        "c": nn.Conv2d(16, 96, 1),
+        "d": nn.Conv2d(96, 96, 3, padding=1, groups=96),
+        "e": nn.Conv2d(96, 16, 1),
+    }
+    for code in (
+        "y = F.relu6(self.c(x))\nreturn self.e(F.relu6(self.d(y))), y",
+        "y = F.relu6(self.c(x))\nz = F.relu6(self.d(y))\nreturn self.e(z), z",
+        "y = F.relu6(self.c(x))\nreturn self.e(F.relu6(self.d(y))) + self.e(y)",
+        "y = self.c(x)\nreturn self.e(F.relu6(self.d(F.relu6(y)))) + self.e(y)",
+        "y = self.e(F.relu6(self.d(F.relu6(self.c(x)))))\nreturn y + y",
+        "y = self.e(F.relu6(self.d(F.relu6(self.c(x)))))\nz = y + x\nx.mul_(2)\nreturn z",
+        "y = F.relu6(self.c(x)) + x[:, :1]\nreturn self.e(F.relu6(self.d(y)))",
+        "y = self.c(x)\nreturn self.e(F.conv2d(y, self.d.weight * 2, None, 1, 1, 1, 96))",
+    ):
+        m = net(code, **members).eval()
+        check(m, [torch.randn(1, 16, 15, 14)], memory_format=torch.channels_last)
+        check(m, [torch.randn(1, 16, 15, 14)])
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_expansion_of_changing_sizes() -> None:
+    """One set of weights for all sizes, and for other numbers of threads."""
+    torch.set_num_threads(2)
+    m = expansion(EXPANSIONS["residual"]).to(memory_format=torch.channels_last)
+    gc.collect()
+    with torch.no_grad():
+        script = to_script(m, [torch.randn(1, 24, 14, 15)])
+        packed = set()
+        for size in ((1, 24, 14, 15), (2, 24, 40, 30), (1, 24, 33, 20), (1, 24, 14, 15)):
+            y = torch.randn(size).to(memory_format=torch.channels_last)
+            for _ in range(3):
+                assert_same(script(y), m(y))
+            packed.add(llga_fuser.cache_info().packed_bytes)
+    assert len(packed) <= 2  # the first call has no plan yet
+
+
 class Excitation(NamedTuple):
     """A squeeze and excitation: size of the data, hidden channels, and what it does."""
 

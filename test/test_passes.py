@@ -34,6 +34,7 @@ PASSES = [
     "once_per_sizes",
     "graph_fuser",
     "join_concat",
+    "join_depthwise",
     "join_excitation",
     "join_shuffle",
     "layout_propagation",
@@ -958,6 +959,44 @@ def test_join_excitation(factor: str, result: str, joined: bool) -> None:
             *("aten::adaptive_avg_pool2d", "aten::conv2d", "aten::relu"),
             *("aten::conv2d", "aten::sigmoid", "aten::mul"),
         ]
+
+
+EXPANSION = """
+graph(%x : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu)):
+  %w : Float(8, 4, 1, 1, strides=[4, 1, 1, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %d : Float(8, 1, 3, 3, strides=[9, 9, 3, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %p : Float(4, 8, 1, 1, strides=[8, 1, 1, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %none : NoneType = prim::Constant()
+  %one : int = prim::Constant[value=1]()
+  %eight : int = prim::Constant[value=8]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %zeros : int[] = prim::Constant[value=[0, 0]]()
+  %1 : Float(1, 8, 6, 6, strides=[288, 1, 48, 8], requires_grad=0, device=cpu) = aten::conv2d(%x, %w, %none, %ones, %zeros, %ones, %one)
+  %2 : Float(1, 8, 6, 6, strides=[288, 1, 48, 8], requires_grad=0, device=cpu) = aten::relu(%1)
+  %3 : Float(1, 8, 6, 6, strides=[288, 1, 48, 8], requires_grad=0, device=cpu) = aten::conv2d(%2, %d, %none, %ones, %ones, %ones, %eight)
+  %4 : Float(1, 8, 6, 6, strides=[288, 1, 48, 8], requires_grad=0, device=cpu) = aten::relu(%3)
+  %5 : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu) = aten::conv2d(%4, %p, %none, %ones, %zeros, %ones, %one)
+  %6 : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu) = aten::add(%5, %x, %one)
+  return (%6RESULT)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("result", "left"),
+    [("", 1), (", %4", 2), (", %2", 3)],
+    ids=["joined", "read by others behind", "read by others"],
+)
+def test_join_depthwise(result: str, left: int) -> None:
+    graph = parsed(EXPANSION.replace("RESULT", result))
+    _C.run_pass("graph_fuser", graph)
+    assert kinds(graph) == ["llga::FusionGroup"] * 3
+    _C.run_pass("join_depthwise", graph)
+    torch._C._jit_pass_lint(graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert len(groups) == left
+    if left == 1:
+        inside = [kind for kind in kinds(groups[0].g("Subgraph")) if kind != "prim::Constant"]
+        assert inside == [*("aten::conv2d", "aten::relu") * 2, "aten::conv2d", "aten::add"]
 
 
 SHUFFLE = """

@@ -52,6 +52,7 @@ const std::vector<PassEntry>& passes() {
       {"join_concat", joinConcat,
        "between graph_fuser, whose groups it joins, and layout_propagation, which marks their "
        "outputs"},
+      {"join_depthwise", joinDepthwise, "beside join_concat, for the same reasons"},
       {"join_excitation", joinExcitation, "beside join_concat, for the same reasons"},
       {"join_shuffle", joinShuffle,
        "after join_concat, which takes the concatenations that a batch norm reads; else likewise"},

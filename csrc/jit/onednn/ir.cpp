@@ -107,6 +107,18 @@ bool isShapeArithmetic(const Node* node) {
   }
 }
 
+std::vector<const Node*> computations(const Graph& subgraph) {
+  std::vector<const Node*> found;
+  for (const auto* node : subgraph.nodes()) {
+    if (node->kind() != torch::jit::prim::Constant &&
+        node->kind() != torch::jit::prim::ListConstruct && node->kind() != asTargetKind() &&
+        !isShapeArithmetic(node)) {
+      found.push_back(node);
+    }
+  }
+  return found;
+}
+
 const Node* soleComputation(const Graph& subgraph) {
   const Node* sole = nullptr;
   for (const auto* node : subgraph.nodes()) {

@@ -64,6 +64,8 @@ void refuse(Node* node, const std::string& reason);
 // nothing inside a group, where its result is known once per signature.
 bool isShapeArithmetic(const Node* node);
 
+// The nodes of a group's graph but for constants, lists and arithmetic on sizes, in its order.
+std::vector<const Node*> computations(const Graph& subgraph);
 // The one node of a group's graph that computes tensors; null if there are several, or none.
 const Node* soleComputation(const Graph& subgraph);
 

@@ -21,31 +21,19 @@ namespace {
 
 using torch::jit::AliasDb;
 namespace aten = torch::jit::aten;
-namespace prim = torch::jit::prim;
-
-std::vector<const Node*> operatorsOf(const Node* group) {
-  std::vector<const Node*> found;
-  for (const auto* node : group->g(torch::jit::attr::Subgraph)->nodes()) {
-    if (node->kind() != prim::Constant && node->kind() != prim::ListConstruct &&
-        node->kind() != asTargetKind()) {
-      found.push_back(node);
-    }
-  }
-  return found;
-}
 
 bool isConcat(const Node* node) {
   if (!isFusionGroup(node) || node->outputs().size() != 1) {
     return false;
   }
-  const auto operators = operatorsOf(node);
+  const auto operators = computations(*node->g(torch::jit::attr::Subgraph));
   return operators.size() == 1 && operators[0]->kind() == aten::cat &&
          torch::jit::toIValue(operators[0]->namedInput("dim")) == c10::IValue(1);
 }
 
 // The concatenation whose only reader is the batch norm that `group` consists of.
 Node* concatOf(const Node* group) {
-  const auto operators = operatorsOf(group);
+  const auto operators = computations(*group->g(torch::jit::attr::Subgraph));
   if (operators.empty() || operators.size() > 2 || operators[0]->kind() != aten::batch_norm ||
       (operators.size() == 2 && operators[1]->kind() != aten::relu)) {
     return nullptr;

@@ -26,6 +26,7 @@ void deferSizeCheck(const GraphPtr& graph);
 void oncePerSizes(const GraphPtr& graph);
 void fuseGraph(const GraphPtr& graph);
 void joinConcat(const GraphPtr& graph);
+void joinDepthwise(const GraphPtr& graph);
 void joinExcitation(const GraphPtr& graph);
 void joinShuffle(const GraphPtr& graph);
 void propagateLayout(const GraphPtr& graph);

@@ -5,13 +5,15 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/rectifier.h"
+
 namespace llga::gemm {
 
 struct Problem {
   int64_t rows;
   int64_t inputs;
   int64_t outputs;
-  bool relu;
+  Rectifier rectifier;
 
   const float* source;    // (row, input)
   int64_t source_stride;  // from row to row

@@ -1,6 +1,7 @@
 // Included by one source for each instruction set, behind its Simd:
 //
-//   V, kWidth, kRows; load, store, broadcast, zero, add, fmadd (a*b+c), max (b where one is NaN)
+//   V, kWidth, kRows; load, store, loadFirst, storeFirst, lanesBefore, broadcast, zero, add,
+//   fmadd (a*b+c); and rectified()
 //
 // A tile of kRows x kPanel results stays in registers for all of its inputs; the source is read in
 // place. The weights of a panel, that the second level of cache holds, meet all rows of a block
@@ -28,73 +29,109 @@ struct Column {
   float* result;
   int64_t inputs;
   int64_t stride;     // from row to row of the result and the addend
+  int64_t last;       // outputs of the last vector
   const float* next;  // a panel to fetch, or null
-  bool relu;
+  Rectifier rectifier;
 };
 
-template <int rows>
+template <int rows, int vectors>
+using Sums = V[rows][vectors];
+
+// Adds the products of `depth` inputs.
+template <int rows, int vectors>
+[[gnu::always_inline]] inline void accumulate(Sums<rows, vectors>& sums, const float* source,
+                                              int64_t stride, const float* weight, int64_t depth) {
+#pragma GCC unroll 1
+  for (int64_t i = 0; i < depth; ++i) {  // unrolled, sums would be moved to memory
+    V factors[vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) {
+      factors[v] = Simd::load(weight + v * kWidth);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      const auto number = Simd::broadcast(source[r * stride]);
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) {
+        sums[r][v] = Simd::fmadd(number, factors[v], sums[r][v]);
+      }
+    }
+    ++source;
+    weight += kPanel;
+  }
+}
+
+template <int rows, int vectors>
 void multiply(const Column& c, int64_t tiles) {
   const auto* start = c.source;
   const auto* addend = c.addend;
   auto* result = c.result;
   const auto* next = c.next;
   const auto* next_end = next != nullptr ? next + c.inputs * kPanel : nullptr;
-  const auto lines = c.inputs / (tiles * ((c.inputs + kDepth - 1) / kDepth)) + 1;
+  const auto blocks = (c.inputs + kDepth - 1) / kDepth;
+  const auto lines = c.inputs / (tiles * blocks) + 1;
+  const bool whole = c.last == kWidth;
+  const auto lanes = Simd::lanesBefore(c.last);
+  auto load = [&](const float* from, int v) {
+    return whole || v + 1 < vectors ? Simd::load(from + v * kWidth)
+                                    : Simd::loadFirst(from + v * kWidth, lanes);
+  };
   for (; tiles > 0; --tiles) {
-    V totals[rows][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
+    Sums<rows, vectors> sums;
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        __builtin_prefetch(result + r * c.stride + v * (kPanel - 1), 1);
-        totals[r][v] = c.bias != nullptr ? Simd::load(c.bias + v * kWidth) : Simd::zero();
-      }
-    }
-    const auto* source = start;
-    const auto* weight = c.weight;
-    for (int64_t first = 0; first < c.inputs; first += kDepth) {
-      V sums[rows][2];
+    for (int v = 0; v < vectors; ++v) {
+      const auto bias = c.bias != nullptr ? load(c.bias, v) : Simd::zero();
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
-        sums[r][0] = sums[r][1] = Simd::zero();
+        __builtin_prefetch(result + r * c.stride + v * (kPanel - 1), 1);
+        sums[r][v] = bias;
       }
+    }
+    for (int64_t block = 0; block < blocks; ++block) {
       for (int64_t i = 0; i < lines && next < next_end; ++i) {
         __builtin_prefetch(next, 0, 2);
         next += kPanel;
       }
+      const auto first = block * kDepth;
       const auto depth = c.inputs - first < kDepth ? c.inputs - first : kDepth;
-#pragma GCC unroll 1
-      for (int64_t i = 0; i < depth; ++i) {  // unrolled, sums would be moved to memory
-        const auto left = Simd::load(weight);
-        const auto right = Simd::load(weight + kWidth);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; ++r) {
-          const auto number = Simd::broadcast(source[r * c.source_stride]);
-          sums[r][0] = Simd::fmadd(number, left, sums[r][0]);
-          sums[r][1] = Simd::fmadd(number, right, sums[r][1]);
-        }
-        ++source;
-        weight += kPanel;
+      const auto* source = start + first;
+      const auto* weight = c.weight + first * kPanel;
+      if (block == 0) {
+        accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth);
+        continue;
       }
+      Sums<rows, vectors> more;
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
-        totals[r][0] = Simd::add(totals[r][0], sums[r][0]);
-        totals[r][1] = Simd::add(totals[r][1], sums[r][1]);
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) {
+          more[r][v] = Simd::zero();
+        }
+      }
+      accumulate<rows, vectors>(more, source, c.source_stride, weight, depth);
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) {
+          sums[r][v] = Simd::add(sums[r][v], more[r][v]);
+        }
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        auto sum = totals[r][v];
-        const auto at = r * c.stride + v * kWidth;
+      for (int v = 0; v < vectors; ++v) {
+        auto sum = sums[r][v];
         if (addend != nullptr) {
-          sum = Simd::add(sum, Simd::load(addend + at));
+          sum = Simd::add(sum, load(addend + r * c.stride, v));
         }
-        if (c.relu) {
-          sum = Simd::max(Simd::zero(), sum);
+        sum = rectified(sum, c.rectifier);
+        auto* to = result + r * c.stride + v * kWidth;
+        if (whole || v + 1 < vectors) {
+          Simd::store(to, sum);
+        } else {
+          Simd::storeFirst(to, sum, lanes);
         }
-        Simd::store(result + at, sum);
       }
     }
     start += rows * c.source_stride;
@@ -107,67 +144,25 @@ void multiply(const Column& c, int64_t tiles) {
 
 using Multiply = void (*)(const Column&, int64_t);
 
-template <int count, int... rows>
-struct UpTo : UpTo<count - 1, count, rows...> {};
+template <int vectors, int count, int... rows>
+struct UpTo : UpTo<vectors, count - 1, count, rows...> {};
 
-template <int... rows>
-struct UpTo<0, rows...> {
-  static constexpr Multiply kernels[] = {multiply<rows>...};
+template <int vectors, int... rows>
+struct UpTo<vectors, 0, rows...> {
+  static constexpr Multiply kernels[] = {multiply<rows, vectors>...};
 };
-
-// A column of the last `outputs`, fewer than kPanel: by way of copies with whole panels.
-void multiplyLast(Multiply kernel, Column c, int64_t rows, int64_t tiles, int64_t outputs) {
-  float bias[kPanel] = {};
-  float addend[kRows * kPanel] = {};
-  float result[kRows * kPanel];
-  auto last = c;
-  last.stride = kPanel;
-  last.result = result;
-  if (c.bias != nullptr) {
-    for (int64_t o = 0; o < outputs; ++o) {
-      bias[o] = c.bias[o];
-    }
-    last.bias = bias;
-  }
-  for (int64_t first = 0; first < rows * tiles; first += rows) {
-    if (c.addend != nullptr) {
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t o = 0; o < outputs; ++o) {
-          addend[r * kPanel + o] = c.addend[(first + r) * c.stride + o];
-        }
-      }
-      last.addend = addend;
-    }
-    last.source = c.source + first * c.source_stride;
-    kernel(last, 1);
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t o = 0; o < outputs; ++o) {
-        c.result[(first + r) * c.stride + o] = result[r * kPanel + o];
-      }
-    }
-  }
-}
 
 // `tiles` of `rows` rows from `row` on, by the outputs of the panel from `o` on, `outputs` of them.
 void runRows(const Problem& p, int64_t row, int64_t rows, int64_t tiles, int64_t o, int64_t outputs,
              const float* next) {
-  const auto kernel = UpTo<kRows>::kernels[rows - 1];
   const auto at = row * p.outputs + o;
-  const Column column{p.source + row * p.source_stride,
-                      p.source_stride,
-                      p.weight + o / kPanel * p.weight_stride,
-                      p.bias != nullptr ? p.bias + o : nullptr,
-                      p.addend != nullptr ? p.addend + at : nullptr,
-                      p.result + at,
-                      p.inputs,
-                      p.outputs,
-                      next,
-                      p.relu};
-  if (outputs < kPanel) {
-    multiplyLast(kernel, column, rows, tiles, outputs);
-  } else {
-    kernel(column, tiles);
-  }
+  const bool one = outputs <= kWidth;
+  const auto* kernels = one ? UpTo<1, kRows>::kernels : UpTo<2, kRows>::kernels;
+  kernels[rows - 1](
+      {p.source + row * p.source_stride, p.source_stride, p.weight + o / kPanel * p.weight_stride,
+       p.bias != nullptr ? p.bias + o : nullptr, p.addend != nullptr ? p.addend + at : nullptr,
+       p.result + at, p.inputs, p.outputs, one ? outputs : outputs - kWidth, next, p.rectifier},
+      tiles);
 }
 
 void runTask(const Problem& p, const Task& task) {

@@ -84,6 +84,10 @@ float rectified(float x, Rectifier rectifier) {
   switch (rectifier) {
     case Rectifier::relu:
       return x < 0 ? 0 : x;
+    case Rectifier::relu6: {
+      const auto low = x < 0 ? 0 : x;
+      return low > 6 ? 6 : low;
+    }
     case Rectifier::hardswish: {
       const auto line = x + 3;
       const auto low = line < 0 ? 0 : line;

@@ -10,10 +10,9 @@
 #include <cstdint>
 
 #include "jit/onednn/runtime/bfloat16.h"
+#include "jit/onednn/runtime/rectifier.h"
 
 namespace llga {
-
-enum class Rectifier { none, relu, hardswish };
 
 // Needs AVX2 and FMA. Stateless; any thread may call, works with as many threads as PyTorch does.
 // `matrix` is dense, by rows. `bias` may be null. `result` overlaps nothing. `grain`: numbers of

@@ -35,7 +35,7 @@ void Linear::toPanels(const at::Tensor& weight, const at::Tensor& panels) const 
 void Linear::run(const Data& data) const {
   constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
   constexpr int64_t kFewRows = 256;     // then each thread takes some outputs of all of them
-  const gemm::Problem problem{rows,        inputs,      outputs,     relu,
+  const gemm::Problem problem{rows,        inputs,      outputs,     rectifier,
                               data.source, inputs,      data.weight, inputs * kernels().panel,
                               data.bias,   data.addend, data.result};
   const auto panels = weightSizes()[0];

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "jit/onednn/runtime/rectifier.h"
+
 namespace llga {
 
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
@@ -20,7 +22,7 @@ struct Linear {
   int64_t rows;
   int64_t inputs;
   int64_t outputs;
-  bool relu;
+  Rectifier rectifier;
 
   struct Data {
     const float* source;

@@ -121,6 +121,49 @@ bool isSet(const OpSpec& op, Attr flag) {
 
 std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
 
+bool isProductOf(const OpSpec& op, const Operand& a, const Operand& b) {
+  const auto& factors = op.inputs();
+  return op.kind() == OpKind::Multiply && ((factors[0].id == a.id && factors[1].id == b.id) ||
+                                           (factors[0].id == b.id && factors[1].id == a.id));
+}
+
+// Of images of float32, over one pixel at a time.
+bool isPointwise(const OpSpec& op, const LoweredGraph& graph) {
+  const Shape ones{1, 1};
+  const Shape none{0, 0};
+  return isImageConvolution(op, graph) && op.get_attr<int64_t>(Attr::groups) == 1 &&
+         pair(*op.inputs()[1].sizes) == pair(ones) && op.get_attr<Shape>(Attr::strides) == ones &&
+         op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
+}
+
+// What ops from `next` on apply to `value`, if it is an activation: then both are behind it.
+Expansion::Applied takeActivation(const std::vector<OpSpec>& ops, size_t& next, Operand& value) {
+  Expansion::Applied found;
+  if (next == ops.size() || ops[next].inputs()[0].id != value.id) {
+    return found;
+  }
+  const auto& op = ops[next];
+  const auto* last = &op;
+  constexpr float kMost = 6;
+  if (op.kind() == OpKind::ReLU) {
+    found.rectifier = Rectifier::relu;
+  } else if (op.kind() == OpKind::HardSwish) {
+    found.rectifier = Rectifier::hardswish;
+  } else if (op.kind() == OpKind::Clamp && op.get_attr<float>(Attr::min) == 0 &&
+             op.get_attr<float>(Attr::max) == kMost) {
+    found.rectifier = Rectifier::relu6;
+  } else if (op.kind() == OpKind::Sigmoid && next + 1 < ops.size() &&
+             isProductOf(ops[next + 1], value, op.outputs()[0])) {
+    found.activation = Activation::silu;
+    last = &ops[next + 1];
+  } else {
+    return found;
+  }
+  next += last == &op ? 1 : 2;
+  value = last->outputs()[0];
+  return found;
+}
+
 // Takes the ops of a graph one after the other, each a reader of the one before.
 class Chain {
  public:
@@ -136,13 +179,7 @@ class Chain {
 
   // The next op, if it multiplies the two.
   const OpSpec* takeProduct(const Operand& a, const Operand& b) {
-    if (next_ == end_ || next_->kind() != OpKind::Multiply) {
-      return nullptr;
-    }
-    const auto& factors = next_->inputs();
-    const bool both = (factors[0].id == a.id && factors[1].id == b.id) ||
-                      (factors[0].id == b.id && factors[1].id == a.id);
-    return both ? &*next_++ : nullptr;
+    return next_ != end_ && isProductOf(*next_, a, b) ? &*next_++ : nullptr;
   }
 
   bool atEnd() const { return next_ == end_; }
@@ -373,9 +410,63 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
   }
   constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
   const bool row = found.rows == 1 && !found.addend;
-  const bool rows = (asked || (ownAvx2Kernels() && found.rows >= kFewest)) &&
-                    found.rectifier != Rectifier::hardswish;
+  const bool rows = asked || (ownAvx2Kernels() && found.rows >= kFewest);
   return isFloat(found.result) && (row || rows) ? std::optional(found) : std::nullopt;
+}
+
+std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
+  const auto& ops = graph.ops;
+  if (!ownKernelsAnywhere() || ops.size() < 2 || !isPointwise(ops[0], graph)) {
+    return std::nullopt;
+  }
+  FoundExpansion found{{},      ops[0].inputs()[0], ops[0].outputs()[0], ops.data(), nullptr,
+                       nullptr, std::nullopt};
+  auto& kernel = found.kernel;
+  size_t next = 1;
+  kernel.inner = takeActivation(ops, next, found.result);
+  if (next == ops.size() || !isImageConvolution(ops[next], graph) ||
+      ops[next].inputs()[0].id != found.result.id) {
+    return std::nullopt;
+  }
+  const auto& depthwise = ops[next++];
+  const auto& weight = *depthwise.inputs()[1].sizes;
+  const auto strides = depthwise.get_attr<Shape>(Attr::strides);
+  const auto padding = depthwise.get_attr<Shape>(Attr::pads_begin);
+  kernel.channels = (*found.result.sizes)[1];
+  if (depthwise.get_attr<int64_t>(Attr::groups) != kernel.channels ||
+      weight[0] != kernel.channels || weight[2] != weight[3] || strides[0] != strides[1] ||
+      padding[0] != padding[1] || depthwise.get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+    return std::nullopt;
+  }
+  found.depthwise = &depthwise;
+  found.result = depthwise.outputs()[0];
+  kernel.outer = takeActivation(ops, next, found.result);
+  if (next < ops.size() && isPointwise(ops[next], graph) &&
+      ops[next].inputs()[0].id == found.result.id) {
+    found.projection = &ops[next++];
+    found.result = found.projection->outputs()[0];
+    kernel.outputs = (*found.result.sizes)[1];
+    if (next < ops.size() && ops[next].kind() == OpKind::Add) {
+      const auto& terms = ops[next++].inputs();
+      const auto& addend = terms[0].id == found.result.id ? terms[1] : terms[0];
+      if ((terms[0].id == found.result.id) == (terms[1].id == found.result.id) ||
+          addend.dtype != at::kFloat || addend.sizes != found.result.sizes) {
+        return std::nullopt;
+      }
+      found.addend = addend.id;
+      found.result = ops[next - 1].outputs()[0];
+    }
+  }
+  const auto& data = *found.data.sizes;
+  kernel.images = data[0];
+  kernel.size = pair(data);
+  kernel.result_size = pair(*found.result.sizes);
+  kernel.inputs = data[1];
+  kernel.window = weight[2];
+  kernel.stride = strides[0];
+  kernel.padding = padding[0];
+  const bool is = next == ops.size() && kernel.isSupported() && kernel.pays();
+  return is ? std::optional(found) : std::nullopt;
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {

@@ -11,6 +11,7 @@
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/excitation.h"
+#include "jit/onednn/runtime/expansion.h"
 #include "jit/onednn/runtime/gemv.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/way.h"
@@ -84,6 +85,22 @@ struct FoundLinear {
 // Of float32 data with constant parameters, where oneDNN is slow or `way` asks for it; nothing for
 // other partitions and other ways. Data, addend and result have to be contiguous.
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way);
+
+struct FoundExpansion {
+  Expansion kernel;
+  Operand data;
+  Operand result;
+  // Whose weights and biases it takes.
+  const OpSpec* pointwise;
+  const OpSpec* depthwise;
+  const OpSpec* projection;      // or null
+  std::optional<size_t> addend;  // a value like the result
+};
+
+// A whole group that is a pointwise convolution of float32 images and a depthwise one behind it,
+// each maybe with an activation, and maybe another pointwise one and an addition; nothing for other
+// groups, or where that is slower. Images and addend have to be channels last.
+std::optional<FoundExpansion> expansion(const LoweredGraph& graph);
 
 struct FoundExcitation {
   Excitation kernel;

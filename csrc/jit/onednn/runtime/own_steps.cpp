@@ -158,7 +158,7 @@ class OwnSteps {
     const auto inputs = weight.size(0);
     const auto outputs = weight.size(1);
     const bool row = found->rows == 1;
-    const Linear kernel{found->rows, inputs, outputs, found->rectifier == Rectifier::relu};
+    const Linear kernel{found->rows, inputs, outputs, found->rectifier};
     if (row) {
       if (!weight.t().is_contiguous()) {
         return false;
@@ -414,6 +414,84 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
+  // A group that is a pointwise and a depthwise convolution of channels-last images, and maybe a
+  // projection: one step, by a kernel of our own. False if the group or its data is anything else.
+  bool expansion() {
+    const auto found = llga::expansion(draft_.lowered);
+    if (!found || draft_.group_outputs.size() != 1 ||
+        draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
+        draft_.request.fpmath_mode != dnnl::fpmath_mode::strict ||
+        !overChannelsLast(found->data, found->result)) {
+      return false;
+    }
+    if (found->addend && (!draft_.knownSlot(*found->addend) ||
+                          !isChannelsLast(draft_.inputLayout(*found->addend), found->result))) {
+      return false;
+    }
+    std::vector<const OpSpec*> convolutions{found->pointwise, found->depthwise};
+    if (found->projection != nullptr) {
+      convolutions.push_back(found->projection);
+    }
+    std::vector<at::Tensor> weights;
+    for (const auto* op : convolutions) {
+      weights.push_back(draft_.constantTensor(op->inputs()[1].id).contiguous());
+      if (findReleasable(weights.back())) {
+        return false;
+      }
+    }
+    if (!weights[1].isfinite().all().item<bool>()) {  // in the padding, others make NaN of zeros
+      return false;
+    }
+    Plan::Step step;
+    auto bind = [&](const Slot& slot, const Layout& layout) {
+      step.inputs.emplace_back(slot, layout);
+      return step.inputs.size() - 1;
+    };
+    bind(*draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    std::array<size_t, 3> weight_at{};
+    std::array<size_t, 3> bias_at{};
+    const auto& kernel = found->kernel;
+    for (size_t i = 0; i < convolutions.size(); ++i) {
+      const auto& inputs = convolutions[i]->inputs();
+      const auto& weight = weights[i];
+      const auto sizes = i == 1 ? Shape{kernel.window, kernel.window, kernel.channels}
+                                : Expansion::panelSizes(weight.size(1), weight.size(0));
+      auto packed = transformWeight(weight, sizes, [&](const at::Tensor& to) {
+        if (i == 1) {
+          to.copy_(weight.squeeze(1).permute({1, 2, 0}));
+        } else {
+          Expansion::toPanels(weight, to);
+        }
+      });
+      weight_at[i] = bind(draft_.constantSlot(packed->data()), draft_.inputLayout(inputs[1].id));
+      draft_.plan->packed.push_back(std::move(packed));
+      if (inputs.size() == 3) {
+        bias_at[i] = bind(draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
+                          draft_.inputLayout(inputs[2].id));
+      }
+    }
+    size_t addend = 0;
+    if (found->addend) {
+      addend = bind(*draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
+      if (*found->addend != found->data.id) {
+        draft_.inplace[found->result.id] = *found->addend;
+      }
+    }
+    addChannelsLastResult(step, found->result);
+    step.kernel = {
+        [kernel, weight_at, bias_at, addend](auto from, auto to) {
+          auto data = [&](size_t i) {
+            return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
+          };
+          kernel.run({static_cast<const float*>(from[0]), data(weight_at[0]), data(bias_at[0]),
+                      data(weight_at[1]), data(bias_at[1]), data(weight_at[2]), data(bias_at[2]),
+                      data(addend), static_cast<float*>(to[0])});
+        },
+        "convolution", fmt::format("llga_expansion:{}", Expansion::isa())};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
   // own. False if the group or its data is anything else.
   bool squeezeExcitation() {
@@ -495,7 +573,8 @@ bool addUnlowered(PlanDraft& draft) {
 
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
-  return steps.concatAffine() || steps.squeezeExcitation() || steps.wholeActivation();
+  return steps.concatAffine() || steps.expansion() || steps.squeezeExcitation() ||
+         steps.wholeActivation();
 }
 
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {

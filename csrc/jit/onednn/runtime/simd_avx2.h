@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/rectifier.h"
+
 #define LLGA_VECTOR_WIDTH 8
 #define LLGA_VECTOR_INLINE [[gnu::always_inline]] inline
 
@@ -18,6 +20,9 @@ struct Simd {
 
   static V load(const float* from) { return _mm256_loadu_ps(from); }
   static void store(float* to, V v) { _mm256_storeu_ps(to, v); }
+  // The lanes that are set, and 0 in the others; no other memory is read.
+  static V loadFirst(const float* from, __m256i lanes) { return _mm256_maskload_ps(from, lanes); }
+  static void storeFirst(float* to, V v, __m256i lanes) { _mm256_maskstore_ps(to, lanes, v); }
   static V broadcast(float number) { return _mm256_set1_ps(number); }
   static V zero() { return _mm256_setzero_ps(); }
   static V add(V a, V b) { return _mm256_add_ps(a, b); }
@@ -26,6 +31,7 @@ struct Simd {
   static V fmadd(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
   static V fnmadd(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }
   static V max(V a, V b) { return _mm256_max_ps(a, b); }
+  static V min(V a, V b) { return _mm256_min_ps(a, b); }
   static bool isZero(V v) {
     return _mm256_movemask_ps(_mm256_cmp_ps(v, zero(), _CMP_EQ_OQ)) == 0xFF;
   }
@@ -45,6 +51,23 @@ struct Simd {
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(lanes));
   }
 };
+
+// NaN stays NaN.
+LLGA_VECTOR_INLINE Simd::V rectified(Simd::V x, Rectifier rectifier) {
+  switch (rectifier) {
+    case Rectifier::relu:
+      return Simd::max(Simd::zero(), x);
+    case Rectifier::relu6:
+      return Simd::min(Simd::broadcast(6), Simd::max(Simd::zero(), x));
+    case Rectifier::hardswish: {
+      const auto line = Simd::add(x, Simd::broadcast(3));
+      const auto bent = Simd::min(Simd::broadcast(6), Simd::max(Simd::zero(), line));
+      return Simd::mul(Simd::mul(x, bent), Simd::broadcast(1.0F / 6));
+    }
+    default:
+      return x;
+  }
+}
 
 }  // namespace
 }  // namespace llga

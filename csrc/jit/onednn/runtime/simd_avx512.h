@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/rectifier.h"
+
 #define LLGA_VECTOR_WIDTH 16
 #define LLGA_VECTOR_INLINE [[gnu::always_inline]] inline
 
@@ -18,6 +20,11 @@ struct Simd {
 
   static V load(const float* from) { return _mm512_loadu_ps(from); }
   static void store(float* to, V v) { _mm512_storeu_ps(to, v); }
+  // The lanes that are set, and 0 in the others; no other memory is read.
+  static V loadFirst(const float* from, __mmask16 lanes) {
+    return _mm512_maskz_loadu_ps(lanes, from);
+  }
+  static void storeFirst(float* to, V v, __mmask16 lanes) { _mm512_mask_storeu_ps(to, lanes, v); }
   static V broadcast(float number) { return _mm512_set1_ps(number); }
   static V zero() { return _mm512_setzero_ps(); }
   static V add(V a, V b) { return _mm512_add_ps(a, b); }
@@ -26,6 +33,7 @@ struct Simd {
   static V fmadd(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V fnmadd(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V min(V a, V b) { return _mm512_min_ps(a, b); }
   static bool isZero(V v) { return _mm512_cmp_ps_mask(v, zero(), _CMP_EQ_OQ) == 0xFFFF; }
 
   // The lanes whose byte, of sixteen, is not 0.
@@ -40,6 +48,23 @@ struct Simd {
   // `a` in these lanes, `b` in the others.
   static V select(__mmask16 lanes, V a, V b) { return _mm512_mask_blend_ps(lanes, b, a); }
 };
+
+// NaN stays NaN.
+LLGA_VECTOR_INLINE Simd::V rectified(Simd::V x, Rectifier rectifier) {
+  switch (rectifier) {
+    case Rectifier::relu:
+      return Simd::max(Simd::zero(), x);
+    case Rectifier::relu6:
+      return Simd::min(Simd::broadcast(6), Simd::max(Simd::zero(), x));
+    case Rectifier::hardswish: {
+      const auto line = Simd::add(x, Simd::broadcast(3));
+      const auto bent = Simd::min(Simd::broadcast(6), Simd::max(Simd::zero(), line));
+      return Simd::mul(Simd::mul(x, bent), Simd::broadcast(1.0F / 6));
+    }
+    default:
+      return x;
+  }
+}
 
 }  // namespace
 }  // namespace llga

@@ -1,0 +1,10 @@
+// Compiled for AVX-512 (F, BW, VL).
+#include "jit/onednn/runtime/simd_avx512.h"
+
+#include "jit/onednn/runtime/depthwise_kernel.h"
+
+namespace llga::depthwise {
+
+const Kernels avx512{kWidth, find};
+
+}  // namespace llga::depthwise

@@ -1,0 +1,38 @@
+// The arithmetic of a depthwise convolution, on plain memory: what is compiled once for each
+// instruction set. No PyTorch, no oneDNN, no standard library here (gemm_blocks.h has the reason).
+#pragma once
+
+#include <cstdint>
+
+#include "jit/onednn/runtime/rectifier.h"
+
+namespace llga::depthwise {
+
+// One row of the result, some channels of it. The image has no others, so that its pixels lie one
+// behind the other.
+struct Row {
+  static constexpr int kMostRows = 5;
+  const float* source[kMostRows];  // rows of the image under the window; null: outside
+  int64_t width;                   // of the image
+  int64_t channels;
+  const float* weight;    // (window's row, column, channel)
+  int64_t weight_stride;  // from column to column
+  const float* bias;      // (channel), or null
+  float* result;
+  int64_t result_stride;  // from pixel to pixel
+  int64_t result_width;
+  int64_t padding;  // on the left
+  Rectifier rectifier;
+};
+
+// What there is for one instruction set.
+struct Kernels {
+  int64_t width;  // numbers of a vector: channels are a multiple
+  // For windows of 3 x 3 or 5 x 5, with stride 1 or 2; nullptr for others.
+  void (*(*find)(int64_t window, int64_t stride))(const Row&);
+};
+
+extern const Kernels avx2;
+extern const Kernels avx512;
+
+}  // namespace llga::depthwise

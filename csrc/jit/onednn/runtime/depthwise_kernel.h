@@ -1,0 +1,127 @@
+// Included by one source for each instruction set, behind its Simd.
+//
+// The sums of a few pixels, or of a few vectors of channels, stay in registers. A window that
+// reaches over the image's edge has fewer columns.
+#include "jit/onednn/runtime/depthwise_blocks.h"
+
+namespace llga::depthwise {
+namespace {
+
+using V = Simd::V;
+constexpr int64_t kWidth = Simd::kWidth;
+constexpr int kPixels = 6;
+constexpr int kVectors = 4;
+
+// `pixels` of the result from `x` on, `vectors` of channels from `c` on, by the columns of the
+// window in [first, last).
+template <int window, int stride, int pixels, int vectors>
+void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) {
+  V sums[pixels][vectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) {
+    const auto bias = row.bias != nullptr ? Simd::load(row.bias + c + v * kWidth) : Simd::zero();
+#pragma GCC unroll 8
+    for (int p = 0; p < pixels; ++p) {
+      sums[p][v] = bias;
+    }
+  }
+#pragma GCC unroll 8
+  for (int y = 0; y < window; ++y) {
+    if (row.source[y] == nullptr) {
+      continue;
+    }
+    const auto* source = row.source[y] + (x * stride - row.padding) * row.channels + c;
+    const auto* weight = row.weight + int64_t{y} * window * row.weight_stride + c;
+#pragma GCC unroll 8
+    for (int64_t k = 0; k < window; ++k) {
+      if (pixels == 1 && (k < first || k >= last)) {
+        continue;
+      }
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) {
+        const auto factor = Simd::load(weight + k * row.weight_stride + v * kWidth);
+#pragma GCC unroll 8
+        for (int p = 0; p < pixels; ++p) {
+          const auto at = (int64_t{p} * stride + k) * row.channels + v * kWidth;
+          sums[p][v] = Simd::fmadd(Simd::load(source + at), factor, sums[p][v]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < pixels; ++p) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      Simd::store(row.result + (x + p) * row.result_stride + c + v * kWidth,
+                  rectified(sums[p][v], row.rectifier));
+    }
+  }
+}
+
+// One pixel, all channels.
+template <int window, int stride>
+void computeEdge(const Row& row, int64_t x) {
+  const auto left = x * stride - row.padding;
+  const auto first = left < 0 ? -left : 0;
+  const auto last = row.width - left < window ? row.width - left : window;
+  int64_t c = 0;
+  for (; c + kVectors * kWidth <= row.channels; c += kVectors * kWidth) {
+    compute<window, stride, 1, kVectors>(row, c, x, first, last);
+  }
+  for (; c < row.channels; c += kWidth) {
+    compute<window, stride, 1, 1>(row, c, x, first, last);
+  }
+}
+
+// Fewer than kPixels, whose windows are all in the image.
+template <int window, int stride, int pixels = kPixels - 1>
+void computeRest(const Row& row, int64_t c, int64_t x, int64_t count) {
+  if constexpr (pixels > 0) {
+    if (count == pixels) {
+      compute<window, stride, pixels, 1>(row, c, x, 0, window);
+    } else {
+      computeRest<window, stride, pixels - 1>(row, c, x, count);
+    }
+  }
+}
+
+template <int window, int stride>
+void runRow(const Row& row) {
+  auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
+  auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
+  // Pixels whose window is all in the image: [inner, outer).
+  const auto inner = least((row.padding + stride - 1) / stride, row.result_width);
+  const auto room = row.width + row.padding - window;
+  const auto outer = most(inner, least(room < 0 ? 0 : room / stride + 1, row.result_width));
+  for (int64_t x = 0; x < inner; ++x) {
+    computeEdge<window, stride>(row, x);
+  }
+  for (int64_t x = outer; x < row.result_width; ++x) {
+    computeEdge<window, stride>(row, x);
+  }
+  for (int64_t c = 0; c < row.channels; c += kWidth) {
+    auto x = inner;
+    for (; x + kPixels <= outer; x += kPixels) {
+      compute<window, stride, kPixels, 1>(row, c, x, 0, window);
+    }
+    computeRest<window, stride>(row, c, x, outer - x);
+  }
+}
+
+void (*find(int64_t window, int64_t stride))(const Row&) {
+  const bool one = stride == 1;
+  if (!one && stride != 2) {
+    return nullptr;
+  }
+  switch (window) {
+    case 3:
+      return one ? runRow<3, 1> : runRow<3, 2>;
+    case 5:
+      return one ? runRow<5, 1> : runRow<5, 2>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace llga::depthwise

@@ -1,0 +1,252 @@
+#include "jit/onednn/runtime/expansion.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/depthwise_blocks.h"
+#include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/gemm_blocks.h"
+#include "jit/onednn/runtime/vector_loops.h"
+
+namespace llga {
+namespace {
+
+struct Kernels {
+  const gemm::Kernels& gemm;
+  const depthwise::Kernels& depthwise;
+};
+
+const Kernels& kernels() {
+  static const Kernels avx2{gemm::avx2, depthwise::avx2};
+  static const Kernels avx512{gemm::avx512, depthwise::avx512};
+  static const bool wide = usesAvx512() && __builtin_cpu_supports("avx512f") != 0;
+  return wide ? avx512 : avx2;
+}
+
+// Channels that are expanded at a time: a few rows of them stay in the first level of cache.
+constexpr int64_t kChunk = 64;
+
+// Rows of the result, of some channels of an image, that one thread computes.
+struct Part {
+  int64_t image;
+  int64_t first_row;
+  int64_t rows;
+  int64_t first_channel;
+  int64_t channels;
+};
+
+// Rows of the result at once: enough pixels that the weights are worth reading, and all blocks of
+// nearly the same size.
+int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
+  constexpr int64_t kExpanded = 96;  // pixels
+  constexpr int64_t kProjected = 48;
+  const auto fewest = [](int64_t pixels, int64_t width) {
+    return std::max<int64_t>(1, (pixels + width / 2) / width);
+  };
+  const auto wanted = std::max(fewest(kExpanded, e.size[1] * e.stride),
+                               e.outputs != 0 ? fewest(kProjected, e.result_size[1]) : 1);
+  const auto blocks = (rows + wanted - 1) / wanted;
+  return (rows + blocks - 1) / blocks;
+}
+
+int64_t rowsUnder(const Expansion& e, int64_t rows) { return (rows - 1) * e.stride + e.window; }
+
+// Computes a part, block of rows by block of rows.
+class PartOf {
+ public:
+  PartOf(const Expansion& e, const Expansion::Data& data, const Part& part, float* memory)
+      : e_(e),
+        data_(data),
+        part_(part),
+        step_(rowsAtOnce(e, part.rows)),
+        rows_(rowsUnder(e, step_)),
+        width_(e.outputs != 0 ? part.channels : e.channels),
+        memory_(memory),
+        lines_(memory + rows_ * e.size[1] * part.channels) {}
+
+  // Numbers of working memory.
+  static int64_t scratch(const Expansion& e, int64_t rows, int64_t channels) {
+    const auto step = rowsAtOnce(e, rows);
+    return channels *
+           (rowsUnder(e, step) * e.size[1] + (e.outputs != 0 ? step * e.result_size[1] : 0));
+  }
+
+  void run() {
+    const auto last = part_.first_row + part_.rows;
+    for (auto row = part_.first_row; row < last; row += step_) {
+      runBlock(row, std::min(row + step_, last));
+    }
+  }
+
+ private:
+  void runBlock(int64_t row, int64_t end) {
+    const auto top = row * e_.stride - e_.padding;
+    const auto first = std::max<int64_t>(0, top);
+    const auto last = std::min(e_.size[0], top + rowsUnder(e_, end - row));
+    const auto pixel = (part_.image * e_.result_size[0] + row) * e_.result_size[1];
+    const auto pixels = (end - row) * e_.result_size[1];
+    const bool projects = e_.outputs != 0;
+    auto* lines = projects ? lines_ : data_.result + pixel * width_ + part_.first_channel;
+    for (int64_t c = 0; c < part_.channels; c += kChunk) {
+      const auto channels = std::min(kChunk, part_.channels - c);
+      auto* chunk = memory_ + c * rows_ * e_.size[1];
+      expand(first, last, c, channels, chunk);
+      for (auto y = row; y < end; ++y) {
+        depthwise(y, first, c, channels, chunk, lines + (y - row) * e_.result_size[1] * width_ + c);
+      }
+    }
+    first_ = first;
+    end_ = last;
+    if (e_.outer.activation) {
+      const bool dense = part_.channels == width_;
+      for (int64_t i = 0; i < (dense ? 1 : pixels); ++i) {
+        activate(*e_.outer.activation, lines + i * width_, part_.channels * (dense ? pixels : 1));
+      }
+    }
+    if (projects) {
+      const auto* addend = data_.addend;
+      const auto at = pixel * e_.outputs;
+      kernels().gemm.run(
+          {pixels, e_.channels, e_.outputs, Rectifier::none, lines, e_.channels, data_.projection,
+           e_.channels * kernels().gemm.panel, data_.projection_bias,
+           addend != nullptr ? addend + at : nullptr, data_.result + at},
+          {0, pixels, 0, e_.outputs});
+    }
+  }
+
+  // Makes the rows [first, end) those of the chunk; some may be there.
+  void expand(int64_t first, int64_t end, int64_t c, int64_t channels, float* chunk) const {
+    const auto size = e_.size[1] * channels;
+    const auto kept = std::max<int64_t>(0, end_ - first);
+    if (kept > 0) {
+      std::memmove(chunk, chunk + (first - first_) * size,
+                   static_cast<size_t>(kept * size) * sizeof(float));
+    }
+    const auto pixels = (end - first - kept) * e_.size[1];
+    if (pixels <= 0) {
+      return;
+    }
+    const auto& gemm = kernels().gemm;
+    const auto panel = gemm.panel * e_.inputs;
+    const auto from = (part_.image * e_.size[0] + first + kept) * e_.size[1];
+    const auto channel = part_.first_channel + c;
+    const auto* bias = data_.pointwise_bias;
+    auto* to = chunk + kept * size;
+    gemm.run({pixels, e_.inputs, channels, e_.inner.rectifier, data_.source + from * e_.inputs,
+              e_.inputs, data_.pointwise + channel / gemm.panel * panel, panel,
+              bias != nullptr ? bias + channel : nullptr, nullptr, to},
+             {0, pixels, 0, channels});
+    if (e_.inner.activation) {
+      activate(*e_.inner.activation, to, pixels * channels);
+    }
+  }
+
+  // Row `y` of the result, from rows of the chunk of which the first is `first` of the image.
+  void depthwise(int64_t y, int64_t first, int64_t c, int64_t channels, const float* chunk,
+                 float* to) const {
+    const auto channel = part_.first_channel + c;
+    const auto* bias = data_.depthwise_bias;
+    depthwise::Row row{{},
+                       e_.size[1],
+                       channels,
+                       data_.depthwise + channel,
+                       e_.channels,
+                       bias != nullptr ? bias + channel : nullptr,
+                       to,
+                       width_,
+                       e_.result_size[1],
+                       e_.padding,
+                       e_.outer.rectifier};
+    for (int64_t k = 0; k < e_.window; ++k) {
+      const auto under = y * e_.stride - e_.padding + k;
+      const bool inside = under >= 0 && under < e_.size[0];
+      row.source[k] = inside ? chunk + (under - first) * e_.size[1] * channels : nullptr;
+    }
+    kernels().depthwise.find(e_.window, e_.stride)(row);
+  }
+
+  static void activate(Activation activation, float* numbers, int64_t count) {
+    vector_loops::functions<float>().activate(activation, numbers, numbers, count);
+  }
+
+  const Expansion& e_;
+  const Expansion::Data& data_;
+  const Part& part_;
+  int64_t step_;
+  int64_t rows_;   // of the image that a block reads
+  int64_t width_;  // of a pixel of what the depthwise convolution writes
+  float* memory_;
+  float* lines_;  // what is projected
+  int64_t first_ = 0;
+  int64_t end_ = 0;  // of the rows that are there
+};
+
+}  // namespace
+
+bool Expansion::isSupported() const {
+  return channels % kernels().depthwise.width == 0 &&
+         kernels().depthwise.find(window, stride) != nullptr;
+}
+
+bool Expansion::pays() const {
+  const auto expanded = size[0] * size[1] * channels;  // numbers, of an image
+  if (outputs == 0) {
+    constexpr int64_t kFewest = 3 << 18;
+    return images * expanded >= kFewest;  // else they would stay in the caches
+  }
+  constexpr int64_t kFewest = 1 << 17;
+  constexpr int64_t kPixels = 96;  // for one thread, or reading the weights is most of it
+  const auto threads = int64_t{at::get_num_threads()};
+  const bool enough = size[0] * size[1] * std::min(images, threads) >= kPixels * threads;
+  return enough && (images < threads ? usesAvx512() : expanded >= kFewest);
+}
+
+const char* Expansion::isa() { return kernels().gemm.name; }
+
+std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) {
+  const auto panel = kernels().gemm.panel;
+  return {(outputs + panel - 1) / panel, inputs, panel};
+}
+
+void Expansion::toPanels(const at::Tensor& weight, const at::Tensor& panels) {
+  const auto outputs = weight.size(0);
+  const auto inputs = weight.size(1);
+  const auto sizes = panelSizes(inputs, outputs);
+  const auto missing = sizes[0] * sizes[2] - outputs;
+  const auto rows = weight.view({outputs, inputs}).t();
+  const auto whole = missing == 0 ? rows : at::constant_pad_nd(rows, {0, missing});
+  panels.copy_(whole.reshape({inputs, sizes[0], sizes[2]}).transpose(0, 1));
+}
+
+void Expansion::run(const Data& data) const {
+  const auto threads = int64_t{at::get_num_threads()};
+  const auto panel = kernels().gemm.panel;
+  const auto panels = panelSizes(inputs, channels)[0];
+  // Of too few images for all threads, channels are divided, which costs nothing, but that a
+  // projection reads them all; then rows, of which some are expanded twice.
+  const auto wanted = (threads + images - 1) / images;
+  const auto by_channel = outputs != 0 ? int64_t{1} : std::min(wanted, panels);
+  const auto by_row = std::min((wanted + by_channel - 1) / by_channel, result_size[0]);
+  const auto most = std::min((panels + by_channel - 1) / by_channel * panel, channels);
+  const auto most_rows = (result_size[0] + by_row - 1) / by_row;
+  const auto numbers = std::max(PartOf::scratch(*this, most_rows, most),
+                                PartOf::scratch(*this, result_size[0] / by_row, most));
+  at::parallel_for(0, images * by_channel * by_row, 1, [&](int64_t first, int64_t last) {
+    const auto memory = arena()->allocate(static_cast<size_t>(numbers) * sizeof(float));
+    for (auto i = first; i < last; ++i) {
+      const auto c = i % by_channel;
+      const auto r = i / by_channel % by_row;
+      const auto row = result_size[0] * r / by_row;
+      const auto channel = panels * c / by_channel * panel;
+      const Part part{i / by_channel / by_row, row, result_size[0] * (r + 1) / by_row - row,
+                      channel, std::min(panels * (c + 1) / by_channel * panel, channels) - channel};
+      PartOf(*this, data, part, static_cast<float*>(memory.get())).run();
+    }
+  });
+}
+
+}  // namespace llga

@@ -1,0 +1,76 @@
+// A pointwise convolution, the depthwise one behind it and maybe another pointwise one, as in the
+// blocks of MobileNets and EfficientNets, in one step:
+//
+//   expanded  = outer activation of pointwise(source)
+//   result    = activation of depthwise(expanded), or
+//               projection(activation of depthwise(expanded)) + addend
+//
+// The first one makes up to six times as many channels as it reads. As kernels of their own they
+// pass through memory, or the caches of the other core. Here a few rows of the image are expanded
+// at a time, and read while they are in the cache. For channels-last float32 data.
+//
+// gemm_blocks.h and depthwise_blocks.h have the arithmetic of one task; here the work is divided.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/rectifier.h"
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does.
+struct Expansion {
+  using Pair = std::array<int64_t, 2>;  // vertical, horizontal
+
+  // One of the two, or none.
+  struct Applied {
+    Rectifier rectifier = Rectifier::none;
+    std::optional<Activation> activation;
+  };
+
+  int64_t images = 0;
+  Pair size{};         // of an image
+  Pair result_size{};  // of a result
+  int64_t inputs = 0;
+  int64_t channels = 0;  // of what is expanded
+  int64_t window = 0;    // both ways
+  int64_t stride = 0;
+  int64_t padding = 0;  // at the top and on the left
+  Applied inner;
+  Applied outer;
+  int64_t outputs = 0;  // of the projection; 0: there is none
+
+  struct Data {
+    const float* source;
+    const float* pointwise;       // as toPanels() made it
+    const float* pointwise_bias;  // all biases: or null
+    const float* depthwise;       // (row, column, channel)
+    const float* depthwise_bias;
+    const float* projection;  // as toPanels() made it
+    const float* projection_bias;
+    const float* addend;  // like the result, or null; may be the result
+    float* result;        // overlaps nothing else
+  };
+
+  // Whether there is a kernel for this processor and these numbers. All below needs one.
+  bool isSupported() const;
+  // Whether it is expected to be faster than oneDNN's kernels one after the other. Stateless.
+  bool pays() const;
+  // Of the instruction sets, the one whose kernels run.
+  static const char* isa();
+
+  // Sizes of a pointwise weight in panels: panels, inputs, outputs of a panel.
+  static std::vector<int64_t> panelSizes(int64_t inputs, int64_t outputs);
+  // From (outputs, inputs, 1, 1).
+  static void toPanels(const at::Tensor& weight, const at::Tensor& panels);
+
+  void run(const Data& data) const;
+};
+
+}  // namespace llga
