@@ -45,6 +45,7 @@ from util import (
     fused_graph,
     fuses,
     has_avx2_kernels,
+    has_narrow_products,
     has_own_attention,
     has_own_kernels,
     net,
@@ -2825,6 +2826,7 @@ class Expansion(NamedTuple):
     groups: int = 1  # fusion groups
     threads: int = 2
     own: bool = True
+    narrow: bool = False  # in bfloat16 too
 
 
 EXPANSIONS = {
@@ -2849,6 +2851,23 @@ EXPANSIONS = {
     "no activation": Expansion((1, 16, 14, 14), 96, 24, inner="", outer=""),
     "batch": Expansion((3, 16, 24, 24), 240, 24, sum="+ self.a(x)", groups=2),
     "one thread": Expansion((1, 16, 64, 32), 80, 24, threads=1),
+    "large": Expansion((4, 16, 72, 64), 128, 24, narrow=True),
+    "large, stride": Expansion((4, 16, 73, 64), 128, 19, stride=2, narrow=True),
+    "large, residual": Expansion((4, 16, 72, 64), 144, 16, sum="+ x", narrow=True),
+    "large, silu": Expansion((4, 16, 72, 64), 128, 24, inner="F.silu", outer="F.silu", narrow=True),
+    "large, one thread": Expansion((4, 16, 72, 64), 128, 24, threads=1, bias=False, narrow=True),
+    "large, odd inputs": Expansion((4, 15, 72, 64), 128, 24),
+    "large, two": Expansion((4, 16, 72, 64), 128, outer="F.hardswish", narrow=True),
+    "large, two, five": Expansion(
+        (4, 8, 72, 64),
+        144,
+        window=5,
+        stride=2,
+        padding=2,
+        inner="F.silu",
+        outer="F.silu",
+        narrow=True,
+    ),
     "two": Expansion((1, 16, 96, 80), 112),
     "two, stride": Expansion((1, 16, 96, 80), 112, stride=2, inner="F.silu", outer="F.silu"),
     "two, one thread": Expansion((1, 16, 96, 80), 112, inner="F.silu", outer="", threads=1),
@@ -2903,7 +2922,9 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     own = [name for name in found if name.startswith("llga_expansion")]
     # Without AVX-512, of several images only.
     pays = c.own and (c.outputs == 0 or c.size[0] >= c.threads or not has_avx2_kernels())
-    assert len(own) == (pays and has_own_kernels() and dtype == torch.float32), found
+    if dtype == torch.bfloat16:
+        pays = c.narrow and has_narrow_products()
+    assert len(own) == (pays and has_own_kernels()), found
 
 
 @pytest.mark.usefixtures("all_threads")

@@ -414,6 +414,12 @@ def has_own_kernels() -> bool:
     return has_avx2_kernels() or isa.startswith("avx512")
 
 
+def has_narrow_products() -> bool:
+    """Whether the fuser's own matrix products are for bfloat16 too: not beside matrix units."""
+    isa = llga_fuser._C.runtime_info()["isa"]
+    return isa in {"avx512_core_bf16", "avx512_core_fp16"}
+
+
 def has_own_attention(dtype: torch.dtype) -> bool:
     """Whether attention is the fuser's own: in bf16 only where PyTorch has no matrix units."""
     isa = llga_fuser._C.runtime_info()["isa"]

@@ -10,7 +10,8 @@ namespace {
 using V = Simd::V;
 constexpr int64_t kWidth = Simd::kWidth;
 constexpr int kPixels = 6;
-constexpr int kVectors = 4;
+constexpr int kInside = 2;  // vectors of channels
+constexpr int kAtEdge = 4;
 
 // `pixels` of the result from `x` on, `vectors` of channels from `c` on, by the columns of the
 // window in [first, last).
@@ -65,8 +66,8 @@ void computeEdge(const Row& row, int64_t x) {
   const auto first = left < 0 ? -left : 0;
   const auto last = row.width - left < window ? row.width - left : window;
   int64_t c = 0;
-  for (; c + kVectors * kWidth <= row.channels; c += kVectors * kWidth) {
-    compute<window, stride, 1, kVectors>(row, c, x, first, last);
+  for (; c + kAtEdge * kWidth <= row.channels; c += kAtEdge * kWidth) {
+    compute<window, stride, 1, kAtEdge>(row, c, x, first, last);
   }
   for (; c < row.channels; c += kWidth) {
     compute<window, stride, 1, 1>(row, c, x, first, last);
@@ -74,15 +75,24 @@ void computeEdge(const Row& row, int64_t x) {
 }
 
 // Fewer than kPixels, whose windows are all in the image.
-template <int window, int stride, int pixels = kPixels - 1>
+template <int window, int stride, int vectors, int pixels = kPixels - 1>
 void computeRest(const Row& row, int64_t c, int64_t x, int64_t count) {
   if constexpr (pixels > 0) {
     if (count == pixels) {
-      compute<window, stride, pixels, 1>(row, c, x, 0, window);
+      compute<window, stride, pixels, vectors>(row, c, x, 0, window);
     } else {
-      computeRest<window, stride, pixels - 1>(row, c, x, count);
+      computeRest<window, stride, vectors, pixels - 1>(row, c, x, count);
     }
   }
+}
+
+// The pixels [first, last), whose windows are all in the image.
+template <int window, int stride, int vectors>
+void computeInside(const Row& row, int64_t c, int64_t first, int64_t last) {
+  for (; first + kPixels <= last; first += kPixels) {
+    compute<window, stride, kPixels, vectors>(row, c, first, 0, window);
+  }
+  computeRest<window, stride, vectors>(row, c, first, last - first);
 }
 
 template <int window, int stride>
@@ -99,12 +109,12 @@ void runRow(const Row& row) {
   for (int64_t x = outer; x < row.result_width; ++x) {
     computeEdge<window, stride>(row, x);
   }
-  for (int64_t c = 0; c < row.channels; c += kWidth) {
-    auto x = inner;
-    for (; x + kPixels <= outer; x += kPixels) {
-      compute<window, stride, kPixels, 1>(row, c, x, 0, window);
-    }
-    computeRest<window, stride>(row, c, x, outer - x);
+  int64_t c = 0;
+  for (; c + kInside * kWidth <= row.channels; c += kInside * kWidth) {
+    computeInside<window, stride, kInside>(row, c, inner, outer);
+  }
+  for (; c < row.channels; c += kWidth) {
+    computeInside<window, stride, 1>(row, c, inner, outer);
   }
 }
 

@@ -55,9 +55,23 @@ int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
 
 int64_t rowsUnder(const Expansion& e, int64_t rows) { return (rows - 1) * e.stride + e.window; }
 
-// Computes a part, block of rows by block of rows.
+// Results of matrix products: of what is expanded, in float32, and of what is projected.
+void multiply(const gemm::Problem& problem) {
+  kernels().gemm.run(problem, {0, problem.rows, 0, problem.outputs});
+}
+void multiply(const gemm::ProblemOf<Bfloat16, float>& problem) {
+  gemm::avx512_bf16.toWide(problem, {0, problem.rows, 0, problem.outputs});
+}
+void multiply(const gemm::ProblemOf<Bfloat16, Bfloat16>& problem) {
+  gemm::avx512_bf16.toNarrow(problem, {0, problem.rows, 0, problem.outputs});
+}
+
+// Computes a part, block of rows by block of rows. T: of data and weights.
+template <typename T>
 class PartOf {
  public:
+  static constexpr bool kNarrow = sizeof(T) != sizeof(float);
+
   PartOf(const Expansion& e, const Expansion::Data& data, const Part& part, float* memory)
       : e_(e),
         data_(data),
@@ -66,13 +80,14 @@ class PartOf {
         rows_(rowsUnder(e, step_)),
         width_(e.outputs != 0 ? part.channels : e.channels),
         memory_(memory),
-        lines_(memory + rows_ * e.size[1] * part.channels) {}
+        wide_(memory + rows_ * e.size[1] * part.channels),
+        lines_(reinterpret_cast<T*>(wide_ + wideNumbers(e, step_))) {}
 
-  // Numbers of working memory.
+  // float32 numbers of working memory.
   static int64_t scratch(const Expansion& e, int64_t rows, int64_t channels) {
     const auto step = rowsAtOnce(e, rows);
-    return channels *
-           (rowsUnder(e, step) * e.size[1] + (e.outputs != 0 ? step * e.result_size[1] : 0));
+    return rowsUnder(e, step) * e.size[1] * channels + wideNumbers(e, step) +
+           (e.outputs != 0 ? step * e.result_size[1] * channels : 0);
   }
 
   void run() {
@@ -83,6 +98,11 @@ class PartOf {
   }
 
  private:
+  // What the depthwise convolution makes of a chunk, before it is rounded.
+  static int64_t wideNumbers(const Expansion& e, int64_t step) {
+    return kNarrow ? step * e.result_size[1] * kChunk : 0;
+  }
+
   void runBlock(int64_t row, int64_t end) {
     const auto top = row * e_.stride - e_.padding;
     const auto first = std::max<int64_t>(0, top);
@@ -90,31 +110,44 @@ class PartOf {
     const auto pixel = (part_.image * e_.result_size[0] + row) * e_.result_size[1];
     const auto pixels = (end - row) * e_.result_size[1];
     const bool projects = e_.outputs != 0;
-    auto* lines = projects ? lines_ : data_.result + pixel * width_ + part_.first_channel;
+    auto* result = static_cast<T*>(data_.result);
+    auto* lines = projects ? lines_ : result + pixel * width_ + part_.first_channel;
     for (int64_t c = 0; c < part_.channels; c += kChunk) {
       const auto channels = std::min(kChunk, part_.channels - c);
       auto* chunk = memory_ + c * rows_ * e_.size[1];
       expand(first, last, c, channels, chunk);
       for (auto y = row; y < end; ++y) {
-        depthwise(y, first, c, channels, chunk, lines + (y - row) * e_.result_size[1] * width_ + c);
+        const auto at = (y - row) * e_.result_size[1];
+        if constexpr (kNarrow) {
+          depthwise(y, first, c, channels, chunk, wide_ + at * channels, channels);
+        } else {
+          depthwise(y, first, c, channels, chunk, lines + at * width_ + c, width_);
+        }
+      }
+      if constexpr (kNarrow) {
+        if (e_.outer.activation) {
+          activate(*e_.outer.activation, wide_, pixels * channels);
+        }
+        vector_loops::kernels().narrowRows(wide_, pixels, channels, lines + c, width_);
       }
     }
     first_ = first;
     end_ = last;
-    if (e_.outer.activation) {
-      const bool dense = part_.channels == width_;
-      for (int64_t i = 0; i < (dense ? 1 : pixels); ++i) {
-        activate(*e_.outer.activation, lines + i * width_, part_.channels * (dense ? pixels : 1));
+    if constexpr (!kNarrow) {
+      if (e_.outer.activation) {
+        const bool dense = part_.channels == width_;
+        for (int64_t i = 0; i < (dense ? 1 : pixels); ++i) {
+          activate(*e_.outer.activation, lines + i * width_, part_.channels * (dense ? pixels : 1));
+        }
       }
     }
     if (projects) {
-      const auto* addend = data_.addend;
+      const auto* addend = static_cast<const T*>(data_.addend);
       const auto at = pixel * e_.outputs;
-      kernels().gemm.run(
-          {pixels, e_.channels, e_.outputs, Rectifier::none, lines, e_.channels, data_.projection,
-           e_.channels * kernels().gemm.panel, data_.projection_bias,
-           addend != nullptr ? addend + at : nullptr, data_.result + at},
-          {0, pixels, 0, e_.outputs});
+      multiply(gemm::ProblemOf<T, T>{pixels, e_.channels, e_.outputs, Rectifier::none, lines,
+                                     e_.channels, static_cast<const T*>(data_.projection),
+                                     e_.channels * kernels().gemm.panel, data_.projection_bias,
+                                     addend != nullptr ? addend + at : nullptr, result + at});
     }
   }
 
@@ -130,16 +163,16 @@ class PartOf {
     if (pixels <= 0) {
       return;
     }
-    const auto& gemm = kernels().gemm;
-    const auto panel = gemm.panel * e_.inputs;
+    const auto panel = kernels().gemm.panel;
     const auto from = (part_.image * e_.size[0] + first + kept) * e_.size[1];
     const auto channel = part_.first_channel + c;
     const auto* bias = data_.pointwise_bias;
     auto* to = chunk + kept * size;
-    gemm.run({pixels, e_.inputs, channels, e_.inner.rectifier, data_.source + from * e_.inputs,
-              e_.inputs, data_.pointwise + channel / gemm.panel * panel, panel,
-              bias != nullptr ? bias + channel : nullptr, nullptr, to},
-             {0, pixels, 0, channels});
+    multiply(gemm::ProblemOf<T, float>{
+        pixels, e_.inputs, channels, e_.inner.rectifier,
+        static_cast<const T*>(data_.source) + from * e_.inputs, e_.inputs,
+        static_cast<const T*>(data_.pointwise) + channel * e_.inputs, panel * e_.inputs,
+        bias != nullptr ? bias + channel : nullptr, nullptr, to});
     if (e_.inner.activation) {
       activate(*e_.inner.activation, to, pixels * channels);
     }
@@ -147,7 +180,7 @@ class PartOf {
 
   // Row `y` of the result, from rows of the chunk of which the first is `first` of the image.
   void depthwise(int64_t y, int64_t first, int64_t c, int64_t channels, const float* chunk,
-                 float* to) const {
+                 float* to, int64_t stride) const {
     const auto channel = part_.first_channel + c;
     const auto* bias = data_.depthwise_bias;
     depthwise::Row row{{},
@@ -157,7 +190,7 @@ class PartOf {
                        e_.channels,
                        bias != nullptr ? bias + channel : nullptr,
                        to,
-                       width_,
+                       stride,
                        e_.result_size[1],
                        e_.padding,
                        e_.outer.rectifier};
@@ -178,9 +211,10 @@ class PartOf {
   const Part& part_;
   int64_t step_;
   int64_t rows_;   // of the image that a block reads
-  int64_t width_;  // of a pixel of what the depthwise convolution writes
+  int64_t width_;  // of a pixel of what the depthwise convolution leaves
   float* memory_;
-  float* lines_;  // what is projected
+  float* wide_;
+  T* lines_;  // what is projected
   int64_t first_ = 0;
   int64_t end_ = 0;  // of the rows that are there
 };
@@ -188,41 +222,66 @@ class PartOf {
 }  // namespace
 
 bool Expansion::isSupported() const {
-  return channels % kernels().depthwise.width == 0 &&
+  // With matrix units oneDNN's products are much faster than those here.
+  const bool known = type == Type::float32 || (usesAvx512Bf16() && !usesAmx() && inputs % 2 == 0);
+  return known && channels % kernels().depthwise.width == 0 &&
          kernels().depthwise.find(window, stride) != nullptr;
 }
 
 bool Expansion::pays() const {
+  const auto threads = int64_t{at::get_num_threads()};
   const auto expanded = size[0] * size[1] * channels;  // numbers, of an image
+  if (type == Type::bfloat16) {  // oneDNN is faster where these stay in the caches
+    constexpr int64_t kFewest = 1 << 18;
+    constexpr int64_t kFewestOfAll = 1 << 21;
+    return images >= threads && expanded >= kFewest && images * expanded >= kFewestOfAll;
+  }
   if (outputs == 0) {
-    constexpr int64_t kFewest = 3 << 18;
-    return images * expanded >= kFewest;  // else they would stay in the caches
+    constexpr int64_t kFewestOfAll = 3 << 18;
+    return images * expanded >= kFewestOfAll;
+  }
+  constexpr int64_t kPixels = 96;  // for one thread, or reading the weights is most of it
+  if (size[0] * size[1] * std::min(images, threads) < kPixels * threads) {
+    return false;
   }
   constexpr int64_t kFewest = 1 << 17;
-  constexpr int64_t kPixels = 96;  // for one thread, or reading the weights is most of it
-  const auto threads = int64_t{at::get_num_threads()};
-  const bool enough = size[0] * size[1] * std::min(images, threads) >= kPixels * threads;
-  return enough && (images < threads ? usesAvx512() : expanded >= kFewest);
+  // Of fewer images than threads oneDNN's kernels would wait for all threads three times.
+  return images < threads ? usesAvx512() : expanded >= kFewest;
 }
 
-const char* Expansion::isa() { return kernels().gemm.name; }
+const char* Expansion::isa() const {
+  return type == Type::float32 ? kernels().gemm.name : "avx512_bf16";
+}
 
-std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) {
+std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) const {
   const auto panel = kernels().gemm.panel;
-  return {(outputs + panel - 1) / panel, inputs, panel};
+  const int64_t together = type == Type::float32 ? 1 : 2;
+  return {(outputs + panel - 1) / panel, inputs / together, panel * together};
 }
 
-void Expansion::toPanels(const at::Tensor& weight, const at::Tensor& panels) {
+void Expansion::toPanels(const at::Tensor& weight, const at::Tensor& panels) const {
   const auto outputs = weight.size(0);
   const auto inputs = weight.size(1);
-  const auto sizes = panelSizes(inputs, outputs);
-  const auto missing = sizes[0] * sizes[2] - outputs;
+  const auto panel = kernels().gemm.panel;
+  const auto together = panels.size(2) / panel;
   const auto rows = weight.view({outputs, inputs}).t();
+  const auto missing = panels.size(0) * panel - outputs;
   const auto whole = missing == 0 ? rows : at::constant_pad_nd(rows, {0, missing});
-  panels.copy_(whole.reshape({inputs, sizes[0], sizes[2]}).transpose(0, 1));
+  const auto parts = whole.reshape({inputs / together, together, panels.size(0), panel});
+  panels.view({panels.size(0), inputs / together, panel, together})
+      .copy_(parts.permute({2, 0, 3, 1}));
 }
 
 void Expansion::run(const Data& data) const {
+  if (type == Type::float32) {
+    runAs<float>(data);
+  } else {
+    runAs<Bfloat16>(data);
+  }
+}
+
+template <typename T>
+void Expansion::runAs(const Data& data) const {
   const auto threads = int64_t{at::get_num_threads()};
   const auto panel = kernels().gemm.panel;
   const auto panels = panelSizes(inputs, channels)[0];
@@ -233,8 +292,8 @@ void Expansion::run(const Data& data) const {
   const auto by_row = std::min((wanted + by_channel - 1) / by_channel, result_size[0]);
   const auto most = std::min((panels + by_channel - 1) / by_channel * panel, channels);
   const auto most_rows = (result_size[0] + by_row - 1) / by_row;
-  const auto numbers = std::max(PartOf::scratch(*this, most_rows, most),
-                                PartOf::scratch(*this, result_size[0] / by_row, most));
+  const auto numbers = std::max(PartOf<T>::scratch(*this, most_rows, most),
+                                PartOf<T>::scratch(*this, result_size[0] / by_row, most));
   at::parallel_for(0, images * by_channel * by_row, 1, [&](int64_t first, int64_t last) {
     const auto memory = arena()->allocate(static_cast<size_t>(numbers) * sizeof(float));
     for (auto i = first; i < last; ++i) {
@@ -244,7 +303,7 @@ void Expansion::run(const Data& data) const {
       const auto channel = panels * c / by_channel * panel;
       const Part part{i / by_channel / by_row, row, result_size[0] * (r + 1) / by_row - row,
                       channel, std::min(panels * (c + 1) / by_channel * panel, channels) - channel};
-      PartOf(*this, data, part, static_cast<float*>(memory.get())).run();
+      PartOf<T>(*this, data, part, static_cast<float*>(memory.get())).run();
     }
   });
 }

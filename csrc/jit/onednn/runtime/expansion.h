@@ -7,7 +7,8 @@
 //
 // The first one makes up to six times as many channels as it reads. As kernels of their own they
 // pass through memory, or the caches of the other core. Here a few rows of the image are expanded
-// at a time, and read while they are in the cache. For channels-last float32 data.
+// at a time, and read while they are in the cache. For channels-last data of float32, or of
+// bfloat16 with AVX-512's instructions for it; in between, numbers are float32.
 //
 // gemm_blocks.h and depthwise_blocks.h have the arithmetic of one task; here the work is divided.
 #pragma once
@@ -27,6 +28,7 @@ namespace llga {
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does.
 struct Expansion {
   using Pair = std::array<int64_t, 2>;  // vertical, horizontal
+  enum class Type { float32, bfloat16 };
 
   // One of the two, or none.
   struct Applied {
@@ -34,6 +36,7 @@ struct Expansion {
     std::optional<Activation> activation;
   };
 
+  Type type = Type::float32;  // of data and the weights of pointwise convolutions
   int64_t images = 0;
   Pair size{};         // of an image
   Pair result_size{};  // of a result
@@ -47,15 +50,15 @@ struct Expansion {
   int64_t outputs = 0;  // of the projection; 0: there is none
 
   struct Data {
-    const float* source;
-    const float* pointwise;       // as toPanels() made it
+    const void* source;
+    const void* pointwise;        // as toPanels() made it
     const float* pointwise_bias;  // all biases: or null
     const float* depthwise;       // (row, column, channel)
     const float* depthwise_bias;
-    const float* projection;  // as toPanels() made it
+    const void* projection;  // as toPanels() made it
     const float* projection_bias;
-    const float* addend;  // like the result, or null; may be the result
-    float* result;        // overlaps nothing else
+    const void* addend;  // like the result, or null; may be the result
+    void* result;        // overlaps nothing else
   };
 
   // Whether there is a kernel for this processor and these numbers. All below needs one.
@@ -63,14 +66,18 @@ struct Expansion {
   // Whether it is expected to be faster than oneDNN's kernels one after the other. Stateless.
   bool pays() const;
   // Of the instruction sets, the one whose kernels run.
-  static const char* isa();
+  const char* isa() const;
 
-  // Sizes of a pointwise weight in panels: panels, inputs, outputs of a panel.
-  static std::vector<int64_t> panelSizes(int64_t inputs, int64_t outputs);
+  // Sizes of a pointwise weight in panels: panels, inputs or pairs of them, numbers of a panel.
+  std::vector<int64_t> panelSizes(int64_t inputs, int64_t outputs) const;
   // From (outputs, inputs, 1, 1).
-  static void toPanels(const at::Tensor& weight, const at::Tensor& panels);
+  void toPanels(const at::Tensor& weight, const at::Tensor& panels) const;
 
   void run(const Data& data) const;
+
+ private:
+  template <typename T>
+  void runAs(const Data& data) const;
 };
 
 }  // namespace llga

@@ -5,6 +5,6 @@
 
 namespace llga::gemm {
 
-const Kernels avx2{"avx2", kPanel, kRows, runTask};
+const Kernels avx2{"avx2", kPanel, kRows, runTask<float, float>};
 
 }  // namespace llga::gemm

@@ -5,6 +5,6 @@
 
 namespace llga::gemm {
 
-const Kernels avx512{"avx512", kPanel, kRows, runTask};
+const Kernels avx512{"avx512", kPanel, kRows, runTask<float, float>};
 
 }  // namespace llga::gemm

@@ -5,24 +5,31 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/bfloat16.h"
 #include "jit/onednn/runtime/rectifier.h"
 
 namespace llga::gemm {
 
-struct Problem {
+// T: of the source and the weight; R: of the addend and the result. Sums are of float32.
+template <typename T, typename R>
+struct ProblemOf {
   int64_t rows;
   int64_t inputs;
   int64_t outputs;
   Rectifier rectifier;
 
-  const float* source;    // (row, input)
+  const T* source;        // (row, input)
   int64_t source_stride;  // from row to row
-  const float* weight;    // (panel, input, output of the panel), with zeros after the last output
+  // (panel, input, output of the panel), with zeros after the last output; of bfloat16 (panel, pair
+  // of inputs, output of the panel, input of the pair).
+  const T* weight;
   int64_t weight_stride;  // from panel to panel
   const float* bias;      // (output), or null
-  const float* addend;    // as the result, or null; may be the result
-  float* result;          // (row, output)
+  const R* addend;        // as the result, or null; may be the result
+  R* result;              // (row, output)
 };
+
+using Problem = ProblemOf<float, float>;
 
 // Part of the result, from the first output of a panel on, to the end of one or of all.
 struct Task {
@@ -42,5 +49,14 @@ struct Kernels {
 
 extern const Kernels avx2;
 extern const Kernels avx512;
+
+// With AVX-512's instructions for bfloat16; an even number of inputs.
+struct NarrowKernels {
+  int64_t panel;
+  void (*toWide)(const ProblemOf<Bfloat16, float>& problem, const Task& task);
+  void (*toNarrow)(const ProblemOf<Bfloat16, Bfloat16>& problem, const Task& task);
+};
+
+extern const NarrowKernels avx512_bf16;
 
 }  // namespace llga::gemm

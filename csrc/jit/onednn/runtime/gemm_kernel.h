@@ -19,68 +19,123 @@ constexpr int kRows = Simd::kRows;
 constexpr int64_t kBlock = 192;  // rows
 constexpr int64_t kDepth = 256;  // inputs that are added up alone: one long sum would round more
 
-// Tiles of the same outputs, one below the other.
-struct Column {
-  const float* source;
-  int64_t source_stride;  // from row to row
-  const float* weight;
-  const float* bias;    // or null
-  const float* addend;  // or null
-  float* result;
-  int64_t inputs;
-  int64_t stride;     // from row to row of the result and the addend
-  int64_t last;       // outputs of the last vector
-  const float* next;  // a panel to fetch, or null
-  Rectifier rectifier;
-};
+// Inputs that a lane adds up in one instruction.
+template <typename T>
+constexpr int64_t kTogether = 1;
+template <>
+constexpr int64_t kTogether<Bfloat16> = 2;
 
 template <int rows, int vectors>
 using Sums = V[rows][vectors];
 
+LLGA_VECTOR_INLINE V load(const float* from) { return Simd::load(from); }
+LLGA_VECTOR_INLINE void store(float* to, V v) { Simd::store(to, v); }
+
+// The first `count` numbers, fewer than a vector.
+LLGA_VECTOR_INLINE V loadFirst(const float* from, int64_t count) {
+  return Simd::loadFirst(from, Simd::lanesBefore(count));
+}
+LLGA_VECTOR_INLINE void storeFirst(float* to, V v, int64_t count) {
+  Simd::storeFirst(to, v, Simd::lanesBefore(count));
+}
+
+LLGA_VECTOR_INLINE V addProducts(const float* number, V factor, V sum) {
+  return Simd::fmadd(Simd::broadcast(*number), factor, sum);
+}
+
+#ifdef __AVX512BF16__
+LLGA_VECTOR_INLINE V widened(__m256i narrow) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+}
+LLGA_VECTOR_INLINE __m256i narrowed(V v) {
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
+}
+
+LLGA_VECTOR_INLINE V load(const Bfloat16* from) {
+  return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+LLGA_VECTOR_INLINE void store(Bfloat16* to, V v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrowed(v));
+}
+LLGA_VECTOR_INLINE V loadFirst(const Bfloat16* from, int64_t count) {
+  return widened(_mm256_maskz_loadu_epi16(Simd::lanesBefore(count), from));
+}
+LLGA_VECTOR_INLINE void storeFirst(Bfloat16* to, V v, int64_t count) {
+  _mm256_mask_storeu_epi16(to, Simd::lanesBefore(count), narrowed(v));
+}
+
+LLGA_VECTOR_INLINE V addProducts(const Bfloat16* pair, V factor, V sum) {
+  int both;
+  __builtin_memcpy(&both, pair, sizeof(both));
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)),
+                          reinterpret_cast<__m512bh>(factor));
+}
+#endif
+
+// Of a panel's weights, as many as a register holds.
+template <typename T>
+LLGA_VECTOR_INLINE V loadFactors(const T* from) {
+  return Simd::load(reinterpret_cast<const float*>(from));
+}
+
+// Tiles of the same outputs, one below the other.
+template <typename T, typename R>
+struct Column {
+  const T* source;
+  int64_t source_stride;  // from row to row
+  const T* weight;
+  const float* bias;  // or null
+  const R* addend;    // or null
+  R* result;
+  int64_t inputs;
+  int64_t stride;  // from row to row of the result and the addend
+  int64_t last;    // outputs of the last vector
+  const T* next;   // a panel to fetch, or null
+  Rectifier rectifier;
+};
+
 // Adds the products of `depth` inputs.
-template <int rows, int vectors>
-[[gnu::always_inline]] inline void accumulate(Sums<rows, vectors>& sums, const float* source,
-                                              int64_t stride, const float* weight, int64_t depth) {
+template <int rows, int vectors, typename T>
+LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, int64_t stride,
+                                   const T* weight, int64_t depth) {
 #pragma GCC unroll 1
-  for (int64_t i = 0; i < depth; ++i) {  // unrolled, sums would be moved to memory
+  for (int64_t i = 0; i < depth; i += kTogether<T>) {  // unrolled, sums would be moved to memory
     V factors[vectors];
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
-      factors[v] = Simd::load(weight + v * kWidth);
+      factors[v] = loadFactors(weight + v * kWidth * kTogether<T>);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const auto number = Simd::broadcast(source[r * stride]);
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
-        sums[r][v] = Simd::fmadd(number, factors[v], sums[r][v]);
+        sums[r][v] = addProducts(source + r * stride, factors[v], sums[r][v]);
       }
     }
-    ++source;
-    weight += kPanel;
+    source += kTogether<T>;
+    weight += kPanel * kTogether<T>;
   }
 }
 
-template <int rows, int vectors>
-void multiply(const Column& c, int64_t tiles) {
+template <int rows, int vectors, typename T, typename R>
+void multiply(const Column<T, R>& c, int64_t tiles) {
   const auto* start = c.source;
   const auto* addend = c.addend;
   auto* result = c.result;
   const auto* next = c.next;
   const auto* next_end = next != nullptr ? next + c.inputs * kPanel : nullptr;
   const auto blocks = (c.inputs + kDepth - 1) / kDepth;
-  const auto lines = c.inputs / (tiles * blocks) + 1;
+  const auto lines = c.inputs / (tiles * blocks * kTogether<T>)+1;
   const bool whole = c.last == kWidth;
-  const auto lanes = Simd::lanesBefore(c.last);
-  auto load = [&](const float* from, int v) {
-    return whole || v + 1 < vectors ? Simd::load(from + v * kWidth)
-                                    : Simd::loadFirst(from + v * kWidth, lanes);
+  auto take = [&](const auto* from, int v) {
+    return whole || v + 1 < vectors ? load(from + v * kWidth)
+                                    : loadFirst(from + v * kWidth, c.last);
   };
   for (; tiles > 0; --tiles) {
     Sums<rows, vectors> sums;
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
-      const auto bias = c.bias != nullptr ? load(c.bias, v) : Simd::zero();
+      const auto bias = c.bias != nullptr ? take(c.bias, v) : Simd::zero();
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
         __builtin_prefetch(result + r * c.stride + v * (kPanel - 1), 1);
@@ -90,7 +145,7 @@ void multiply(const Column& c, int64_t tiles) {
     for (int64_t block = 0; block < blocks; ++block) {
       for (int64_t i = 0; i < lines && next < next_end; ++i) {
         __builtin_prefetch(next, 0, 2);
-        next += kPanel;
+        next += kPanel * kTogether<T>;
       }
       const auto first = block * kDepth;
       const auto depth = c.inputs - first < kDepth ? c.inputs - first : kDepth;
@@ -123,14 +178,14 @@ void multiply(const Column& c, int64_t tiles) {
       for (int v = 0; v < vectors; ++v) {
         auto sum = sums[r][v];
         if (addend != nullptr) {
-          sum = Simd::add(sum, load(addend + r * c.stride, v));
+          sum = Simd::add(sum, take(addend + r * c.stride, v));
         }
         sum = rectified(sum, c.rectifier);
         auto* to = result + r * c.stride + v * kWidth;
         if (whole || v + 1 < vectors) {
-          Simd::store(to, sum);
+          store(to, sum);
         } else {
-          Simd::storeFirst(to, sum, lanes);
+          storeFirst(to, sum, c.last);
         }
       }
     }
@@ -142,22 +197,24 @@ void multiply(const Column& c, int64_t tiles) {
   }
 }
 
-using Multiply = void (*)(const Column&, int64_t);
+template <typename T, typename R>
+using Multiply = void (*)(const Column<T, R>&, int64_t);
 
-template <int vectors, int count, int... rows>
-struct UpTo : UpTo<vectors, count - 1, count, rows...> {};
+template <typename T, typename R, int vectors, int count, int... rows>
+struct UpTo : UpTo<T, R, vectors, count - 1, count, rows...> {};
 
-template <int vectors, int... rows>
-struct UpTo<vectors, 0, rows...> {
-  static constexpr Multiply kernels[] = {multiply<rows, vectors>...};
+template <typename T, typename R, int vectors, int... rows>
+struct UpTo<T, R, vectors, 0, rows...> {
+  static constexpr Multiply<T, R> kernels[] = {multiply<rows, vectors, T, R>...};
 };
 
 // `tiles` of `rows` rows from `row` on, by the outputs of the panel from `o` on, `outputs` of them.
-void runRows(const Problem& p, int64_t row, int64_t rows, int64_t tiles, int64_t o, int64_t outputs,
-             const float* next) {
+template <typename T, typename R>
+void runRows(const ProblemOf<T, R>& p, int64_t row, int64_t rows, int64_t tiles, int64_t o,
+             int64_t outputs, const T* next) {
   const auto at = row * p.outputs + o;
   const bool one = outputs <= kWidth;
-  const auto* kernels = one ? UpTo<1, kRows>::kernels : UpTo<2, kRows>::kernels;
+  const auto* kernels = one ? UpTo<T, R, 1, kRows>::kernels : UpTo<T, R, 2, kRows>::kernels;
   kernels[rows - 1](
       {p.source + row * p.source_stride, p.source_stride, p.weight + o / kPanel * p.weight_stride,
        p.bias != nullptr ? p.bias + o : nullptr, p.addend != nullptr ? p.addend + at : nullptr,
@@ -165,7 +222,8 @@ void runRows(const Problem& p, int64_t row, int64_t rows, int64_t tiles, int64_t
       tiles);
 }
 
-void runTask(const Problem& p, const Task& task) {
+template <typename T, typename R>
+void runTask(const ProblemOf<T, R>& p, const Task& task) {
   const auto blocks = (task.rows + kBlock - 1) / kBlock;
   for (int64_t block = 0; block < blocks; ++block) {  // of nearly the same size, as their tiles
     const auto row = task.first_row + task.rows * block / blocks;
@@ -178,7 +236,7 @@ void runTask(const Problem& p, const Task& task) {
     for (auto o = task.first_output; o < end; o += kPanel) {
       const auto outputs = end - o < kPanel ? end - o : kPanel;
       const bool more = block == 0 && o + kPanel < end;  // later blocks find them in a cache
-      const auto* next = more ? p.weight + (o / kPanel + 1) * p.weight_stride : nullptr;
+      const T* next = more ? p.weight + (o / kPanel + 1) * p.weight_stride : nullptr;
       if (larger > 0) {
         runRows(p, row, size + 1, larger, o, outputs, next);
         next = nullptr;

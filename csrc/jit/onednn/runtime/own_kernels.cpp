@@ -127,11 +127,11 @@ bool isProductOf(const OpSpec& op, const Operand& a, const Operand& b) {
                                            (factors[0].id == b.id && factors[1].id == a.id));
 }
 
-// Of images of float32, over one pixel at a time.
-bool isPointwise(const OpSpec& op, const LoweredGraph& graph) {
+// Of images of this type, over one pixel at a time.
+bool isPointwise(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
   const Shape ones{1, 1};
   const Shape none{0, 0};
-  return isImageConvolution(op, graph) && op.get_attr<int64_t>(Attr::groups) == 1 &&
+  return isImageConvolution(op, graph, type) && op.get_attr<int64_t>(Attr::groups) == 1 &&
          pair(*op.inputs()[1].sizes) == pair(ones) && op.get_attr<Shape>(Attr::strides) == ones &&
          op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
 }
@@ -416,7 +416,11 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
 
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   const auto& ops = graph.ops;
-  if (!ownKernelsAnywhere() || ops.size() < 2 || !isPointwise(ops[0], graph)) {
+  if (!ownKernelsAnywhere() || ops.size() < 2 || ops[0].kind() != OpKind::Convolution) {
+    return std::nullopt;
+  }
+  const auto type = ops[0].inputs()[0].dtype;
+  if ((type != at::kFloat && type != at::kBFloat16) || !isPointwise(ops[0], graph, type)) {
     return std::nullopt;
   }
   FoundExpansion found{{},      ops[0].inputs()[0], ops[0].outputs()[0], ops.data(), nullptr,
@@ -424,7 +428,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   auto& kernel = found.kernel;
   size_t next = 1;
   kernel.inner = takeActivation(ops, next, found.result);
-  if (next == ops.size() || !isImageConvolution(ops[next], graph) ||
+  if (next == ops.size() || !isImageConvolution(ops[next], graph, type) ||
       ops[next].inputs()[0].id != found.result.id) {
     return std::nullopt;
   }
@@ -441,7 +445,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   found.depthwise = &depthwise;
   found.result = depthwise.outputs()[0];
   kernel.outer = takeActivation(ops, next, found.result);
-  if (next < ops.size() && isPointwise(ops[next], graph) &&
+  if (next < ops.size() && isPointwise(ops[next], graph, type) &&
       ops[next].inputs()[0].id == found.result.id) {
     found.projection = &ops[next++];
     found.result = found.projection->outputs()[0];
@@ -450,7 +454,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
       const auto& terms = ops[next++].inputs();
       const auto& addend = terms[0].id == found.result.id ? terms[1] : terms[0];
       if ((terms[0].id == found.result.id) == (terms[1].id == found.result.id) ||
-          addend.dtype != at::kFloat || addend.sizes != found.result.sizes) {
+          addend.dtype != type || addend.sizes != found.result.sizes) {
         return std::nullopt;
       }
       found.addend = addend.id;
@@ -458,6 +462,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
     }
   }
   const auto& data = *found.data.sizes;
+  kernel.type = type == at::kFloat ? Expansion::Type::float32 : Expansion::Type::bfloat16;
   kernel.images = data[0];
   kernel.size = pair(data);
   kernel.result_size = pair(*found.result.sizes);
@@ -465,7 +470,8 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   kernel.window = weight[2];
   kernel.stride = strides[0];
   kernel.padding = padding[0];
-  const bool is = next == ops.size() && kernel.isSupported() && kernel.pays();
+  const bool is =
+      next == ops.size() && found.result.dtype == type && kernel.isSupported() && kernel.pays();
   return is ? std::optional(found) : std::nullopt;
 }
 

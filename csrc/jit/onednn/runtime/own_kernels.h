@@ -97,7 +97,7 @@ struct FoundExpansion {
   std::optional<size_t> addend;  // a value like the result
 };
 
-// A whole group that is a pointwise convolution of float32 images and a depthwise one behind it,
+// A whole group that is a pointwise convolution of float32 or bfloat16 images and a depthwise one,
 // each maybe with an activation, and maybe another pointwise one and an addition; nothing for other
 // groups, or where that is slower. Images and addend have to be channels last.
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph);

@@ -420,7 +420,8 @@ class OwnSteps {
     const auto found = llga::expansion(draft_.lowered);
     if (!found || draft_.group_outputs.size() != 1 ||
         draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
-        draft_.request.fpmath_mode != dnnl::fpmath_mode::strict ||
+        (found->data.dtype == at::kFloat &&
+         draft_.request.fpmath_mode != dnnl::fpmath_mode::strict) ||
         !overChannelsLast(found->data, found->result)) {
       return false;
     }
@@ -454,20 +455,22 @@ class OwnSteps {
     for (size_t i = 0; i < convolutions.size(); ++i) {
       const auto& inputs = convolutions[i]->inputs();
       const auto& weight = weights[i];
-      const auto sizes = i == 1 ? Shape{kernel.window, kernel.window, kernel.channels}
-                                : Expansion::panelSizes(weight.size(1), weight.size(0));
-      auto packed = transformWeight(weight, sizes, [&](const at::Tensor& to) {
-        if (i == 1) {
-          to.copy_(weight.squeeze(1).permute({1, 2, 0}));
-        } else {
-          Expansion::toPanels(weight, to);
-        }
-      });
-      weight_at[i] = bind(draft_.constantSlot(packed->data()), draft_.inputLayout(inputs[1].id));
-      draft_.plan->packed.push_back(std::move(packed));
+      const auto parameter = [&](size_t input, const at::Tensor& tensor) {
+        return bind(draft_.keep(tensor), strided(inputs[input].id, at::kFloat, tensor.sizes().vec(),
+                                                 tensor.strides().vec(), /*constant=*/true));
+      };
+      if (i == 1) {
+        weight_at[i] =
+            parameter(1, weight.squeeze(1).permute({1, 2, 0}).to(at::kFloat).contiguous());
+      } else {
+        auto panels = transformWeight(weight, kernel.panelSizes(weight.size(1), weight.size(0)),
+                                      [&](const at::Tensor& to) { kernel.toPanels(weight, to); });
+        weight_at[i] = bind(draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
+        draft_.plan->packed.push_back(std::move(panels));
+      }
       if (inputs.size() == 3) {
-        bias_at[i] = bind(draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
-                          draft_.inputLayout(inputs[2].id));
+        const auto bias = draft_.constantTensor(inputs[2].id);
+        bias_at[i] = parameter(2, bias.to(at::kFloat).contiguous());
       }
     }
     size_t addend = 0;
@@ -478,16 +481,14 @@ class OwnSteps {
       }
     }
     addChannelsLastResult(step, found->result);
-    step.kernel = {
-        [kernel, weight_at, bias_at, addend](auto from, auto to) {
-          auto data = [&](size_t i) {
-            return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
-          };
-          kernel.run({static_cast<const float*>(from[0]), data(weight_at[0]), data(bias_at[0]),
-                      data(weight_at[1]), data(bias_at[1]), data(weight_at[2]), data(bias_at[2]),
-                      data(addend), static_cast<float*>(to[0])});
-        },
-        "convolution", fmt::format("llga_expansion:{}", Expansion::isa())};
+    step.kernel = {[kernel, weight_at, bias_at, addend](auto from, auto to) {
+                     auto data = [&](size_t i) { return i != 0 ? from[i] : nullptr; };
+                     auto floats = [&](size_t i) { return static_cast<const float*>(data(i)); };
+                     kernel.run({from[0], data(weight_at[0]), floats(bias_at[0]),
+                                 floats(weight_at[1]), floats(bias_at[1]), data(weight_at[2]),
+                                 floats(bias_at[2]), data(addend), to[0]});
+                   },
+                   "convolution", fmt::format("llga_expansion:{}", kernel.isa())};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }

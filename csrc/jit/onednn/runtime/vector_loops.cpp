@@ -4,14 +4,10 @@
 
 namespace llga::vector_loops {
 
-namespace {
-
 const Kernels& kernels() {
   static const Kernels& best = !usesAvx512() ? avx2 : usesAvx512Bf16() ? avx512_bf16 : avx512;
   return best;
 }
-
-}  // namespace
 
 template <>
 const Functions<float>& functions() {

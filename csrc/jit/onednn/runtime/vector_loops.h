@@ -41,6 +41,10 @@ struct Functions {
 struct Kernels {
   Functions<float> wide;
   Functions<Bfloat16> narrow;
+
+  // Rows of `columns` numbers, one behind the other, to rows that are `stride` numbers apart.
+  void (*narrowRows)(const float* from, int64_t rows, int64_t columns, Bfloat16* to,
+                     int64_t stride);
 };
 
 extern const Kernels avx2;  // and FMA
@@ -48,6 +52,7 @@ extern const Kernels avx512;
 extern const Kernels avx512_bf16;
 
 // The best that the processor has and oneDNN was not told to do without. Needs AVX2 and FMA.
+const Kernels& kernels();
 template <typename T>
 const Functions<T>& functions();
 

@@ -5,6 +5,6 @@
 
 namespace llga::vector_loops {
 
-const Kernels avx2{kFunctions<float>, kFunctions<Bfloat16>};
+const Kernels avx2{kFunctions<float>, kFunctions<Bfloat16>, narrowRows};
 
 }  // namespace llga::vector_loops

@@ -185,6 +185,20 @@ void affineRows(const T* from, T* to, const Affine& affine) {
   });
 }
 
+void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, int64_t stride) {
+  for (; rows > 0; --rows) {
+    int64_t c = 0;
+    for (; c + kWidth <= columns; c += kWidth) {
+      storeVector(to + c, loadVector(from + c));
+    }
+    if (c < columns) {
+      storeFirst(to + c, loadFirst(from + c, columns - c), columns - c);
+    }
+    from += columns;
+    to += stride;
+  }
+}
+
 template <typename T>
 constexpr Functions<T> kFunctions{activate<T>, sumRows<T>, scaleRows<T>, affineRows<T>};
 

@@ -1,0 +1,10 @@
+// Compiled for AVX-512 (F, BW, VL, BF16).
+#include "jit/onednn/runtime/simd_avx512.h"
+
+#include "jit/onednn/runtime/gemm_kernel.h"
+
+namespace llga::gemm {
+
+const NarrowKernels avx512_bf16{kPanel, runTask<Bfloat16, float>, runTask<Bfloat16, Bfloat16>};
+
+}  // namespace llga::gemm
