@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -100,7 +99,10 @@ class Tuner {
       }
     } else {
       chooseDivision();
-      chooseInterpreter(run_subgraph);
+      try {
+        chooseInterpreter(run_subgraph);
+      } catch (const dnnl::error&) {  // NOLINT(bugprone-empty-catch): calls will tell of it
+      }
     }
     Choices::instance().remember(made_);
     return best_;
@@ -133,14 +135,14 @@ class Tuner {
     }
   }
 
-  std::function<std::vector<double>()> timed(const Plan& plan) const {
-    return [&plan, this] {
-      try {
-        return plan.timeSteps(inputs_);
-      } catch (const dnnl::error& error) {
-        throw CompileError{fmt::format("oneDNN: {}", error.what())};
-      }
-    };
+  // Nothing where oneDNN raises: then the plan is none to choose.
+  std::optional<std::pair<Seconds, Seconds>> compared(const Plan& first, const Plan& second) const {
+    try {
+      return compare([&] { return first.timeSteps(inputs_); },
+                     [&] { return second.timeSteps(inputs_); });
+    } catch (const dnnl::error&) {
+      return std::nullopt;
+    }
   }
 
   // Seconds by key, of all parts that have it.
@@ -175,9 +177,12 @@ class Tuner {
       if (!other || !sameParts(*other, *usual)) {
         continue;
       }
-      const auto [before, after] = compare(timed(*usual), timed(*other));
-      const auto old_sums = byKey(*usual, before);
-      const auto new_sums = byKey(*other, after);
+      const auto seconds = compared(*usual, *other);
+      if (!seconds) {
+        continue;
+      }
+      const auto old_sums = byKey(*usual, seconds->first);
+      const auto new_sums = byKey(*other, seconds->second);
       for (const auto& key : keys) {
         const auto ratio = new_sums.at(key) / old_sums.at(key);
         fastest[key] = std::min(fastest[key], std::pair(ratio, way));
@@ -233,8 +238,8 @@ class Tuner {
   // Measured twice: of many candidates, one or the other looks faster by chance.
   bool takeIfFaster(std::shared_ptr<const Plan> plan) {
     const auto isFaster = [&] {
-      const auto [before, after] = compare(timed(*best_), timed(*plan));
-      return after.all < kGain * before.all;
+      const auto seconds = compared(*best_, *plan);
+      return seconds && seconds->second.all < kGain * seconds->first.all;
     };
     const bool faster = plan && isFaster() && isFaster();
     if (faster) {
@@ -258,8 +263,9 @@ class Tuner {
     if (!interpreterMay()) {
       return;
     }
-    const auto [ours, interpreter] = compare(
-        timed(*best_), [&] { return std::vector<double>{secondsOf(run_subgraph) + kFallback}; });
+    const auto [ours, interpreter] =
+        compare([&] { return best_->timeSteps(inputs_); },
+                [&] { return std::vector<double>{secondsOf(run_subgraph) + kFallback}; });
     if (interpreter.all < kInterpreterGain * ours.all) {
       made_.back().second = kInterpreter;
       Choices::instance().remember(made_);

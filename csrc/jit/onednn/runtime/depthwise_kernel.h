@@ -3,6 +3,7 @@
 // The sums of a few pixels, or of a few vectors of channels, stay in registers. A window that
 // reaches over the image's edge has fewer columns.
 #include "jit/onednn/runtime/depthwise_blocks.h"
+#include "jit/onednn/runtime/rectified.h"
 
 namespace llga::depthwise {
 namespace {

@@ -1,7 +1,7 @@
 // A pointwise convolution, the depthwise one behind it and maybe another pointwise one, as in the
 // blocks of MobileNets and EfficientNets, in one step:
 //
-//   expanded  = outer activation of pointwise(source)
+//   expanded  = activation of pointwise(source)
 //   result    = activation of depthwise(expanded), or
 //               projection(activation of depthwise(expanded)) + addend
 //

@@ -1,13 +1,14 @@
 // Included by one source for each instruction set, behind its Simd:
 //
 //   V, kWidth, kRows; load, store, loadFirst, storeFirst, lanesBefore, broadcast, zero, add,
-//   fmadd (a*b+c); and rectified()
+//   fmadd (a*b+c)
 //
 // A tile of kRows x kPanel results stays in registers for all of its inputs; the source is read in
 // place. The weights of a panel, that the second level of cache holds, meet all rows of a block
 // before those of another do; meanwhile the next panel is fetched from memory. Copies of the source
 // made nothing faster.
 #include "jit/onednn/runtime/gemm_blocks.h"
+#include "jit/onednn/runtime/rectified.h"
 
 namespace llga::gemm {
 namespace {

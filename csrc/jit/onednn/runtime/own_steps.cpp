@@ -76,8 +76,7 @@ class OwnSteps {
         !overChannelsLast(data, result)) {
       return false;
     }
-    if (found->addend && (!draft_.knownSlot(*found->addend) ||
-                          !isChannelsLast(draft_.inputLayout(*found->addend), result))) {
+    if (!mayAdd(found->addend, result)) {
       return false;
     }
     constexpr double kLarge = 1e30;  // sums of a few such numbers are finite
@@ -87,23 +86,19 @@ class OwnSteps {
     }
     const auto& kernel = found->kernel;
     Plan::Step step;
-    auto bind = [&](const Slot& slot, const Layout& layout) {
-      step.inputs.emplace_back(slot, layout);
-      return step.inputs.size() - 1;
-    };
-    bind(*draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
     auto transformed = transformWeight(weight, kernel.weightSizes(),
                                        [&](const at::Tensor& to) { kernel.transform(weight, to); });
-    bind(draft_.constantSlot(transformed->data()), draft_.inputLayout(inputs[1].id));
+    bind(step, draft_.constantSlot(transformed->data()), draft_.inputLayout(inputs[1].id));
     draft_.plan->packed.push_back(std::move(transformed));
     size_t bias = 0;
     if (inputs.size() == 3) {
-      bias = bind(draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
+      bias = bind(step, draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
                   draft_.inputLayout(inputs[2].id));
     }
     size_t addend = 0;
     if (found->addend) {
-      addend = bind(*draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
+      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
       draft_.inplace[result.id] = *found->addend;
     }
     addChannelsLastResult(step, result);
@@ -118,6 +113,12 @@ class OwnSteps {
     return true;
   }
 
+  // Makes it an input of the step; its index there.
+  static size_t bind(Plan::Step& step, const Slot& slot, const Layout& layout) {
+    step.inputs.emplace_back(slot, layout);
+    return step.inputs.size() - 1;
+  }
+
   static bool isChannelsLast(const Layout& layout, const Operand& like) {
     return layout.get_layout_type() == LayoutType::strided &&
            layout.get_strides() == channelsLastStrides(*like.sizes);
@@ -127,6 +128,12 @@ class OwnSteps {
   bool overChannelsLast(const Operand& data, const Operand& result) const {
     return isChannelsLast(draft_.inputLayout(data.id), data) &&
            draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
+  }
+
+  // No addend at all, or one that a kernel for channels-last images can read.
+  bool mayAdd(const std::optional<size_t>& addend, const Operand& result) const {
+    return !addend ||
+           (draft_.knownSlot(*addend) && isChannelsLast(draft_.inputLayout(*addend), result));
   }
 
   void addChannelsLastResult(Plan::Step& step, const Operand& result) {
@@ -149,11 +156,7 @@ class OwnSteps {
       return false;
     }
     Plan::Step step;
-    auto bind = [&](const Slot& slot, const Layout& layout) {
-      step.inputs.emplace_back(slot, layout);
-      return step.inputs.size() - 1;
-    };
-    bind(*draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
     const auto weight = draft_.constantTensor(found->weight.id);
     const auto inputs = weight.size(0);
     const auto outputs = weight.size(1);
@@ -163,7 +166,7 @@ class OwnSteps {
       if (!weight.t().is_contiguous()) {
         return false;
       }
-      bind(draft_.keep(weight),
+      bind(step, draft_.keep(weight),
            strided(found->weight.id, at::kFloat, {inputs, outputs}, {1, inputs},
                    /*constant=*/true));
     } else {
@@ -172,18 +175,19 @@ class OwnSteps {
       }
       auto panels = transformWeight(weight, kernel.weightSizes(),
                                     [&](const at::Tensor& to) { kernel.toPanels(weight, to); });
-      bind(draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
+      bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
       draft_.plan->packed.push_back(std::move(panels));
     }
     size_t bias = 0;
     if (found->bias) {
       const auto tensor = draft_.constantTensor(found->bias->id).contiguous();
-      bias = bind(draft_.keep(tensor), strided(found->bias->id, at::kFloat, tensor.sizes().vec(),
-                                               tensor.strides().vec(), /*constant=*/true));
+      bias = bind(step, draft_.keep(tensor),
+                  strided(found->bias->id, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(),
+                          /*constant=*/true));
     }
     size_t addend = 0;
     if (found->addend) {
-      addend = bind(*draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
+      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
       draft_.inplace[result.id] = *found->addend;
     }
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, strides));
@@ -425,8 +429,7 @@ class OwnSteps {
         !overChannelsLast(found->data, found->result)) {
       return false;
     }
-    if (found->addend && (!draft_.knownSlot(*found->addend) ||
-                          !isChannelsLast(draft_.inputLayout(*found->addend), found->result))) {
+    if (!mayAdd(found->addend, found->result)) {
       return false;
     }
     std::vector<const OpSpec*> convolutions{found->pointwise, found->depthwise};
@@ -444,11 +447,7 @@ class OwnSteps {
       return false;
     }
     Plan::Step step;
-    auto bind = [&](const Slot& slot, const Layout& layout) {
-      step.inputs.emplace_back(slot, layout);
-      return step.inputs.size() - 1;
-    };
-    bind(*draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
     std::array<size_t, 3> weight_at{};
     std::array<size_t, 3> bias_at{};
     const auto& kernel = found->kernel;
@@ -456,8 +455,9 @@ class OwnSteps {
       const auto& inputs = convolutions[i]->inputs();
       const auto& weight = weights[i];
       const auto parameter = [&](size_t input, const at::Tensor& tensor) {
-        return bind(draft_.keep(tensor), strided(inputs[input].id, at::kFloat, tensor.sizes().vec(),
-                                                 tensor.strides().vec(), /*constant=*/true));
+        return bind(step, draft_.keep(tensor),
+                    strided(inputs[input].id, at::kFloat, tensor.sizes().vec(),
+                            tensor.strides().vec(), /*constant=*/true));
       };
       if (i == 1) {
         weight_at[i] =
@@ -465,7 +465,8 @@ class OwnSteps {
       } else {
         auto panels = transformWeight(weight, kernel.panelSizes(weight.size(1), weight.size(0)),
                                       [&](const at::Tensor& to) { kernel.toPanels(weight, to); });
-        weight_at[i] = bind(draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
+        weight_at[i] =
+            bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
         draft_.plan->packed.push_back(std::move(panels));
       }
       if (inputs.size() == 3) {
@@ -475,7 +476,7 @@ class OwnSteps {
     }
     size_t addend = 0;
     if (found->addend) {
-      addend = bind(*draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
+      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
       if (*found->addend != found->data.id) {
         draft_.inplace[found->result.id] = *found->addend;
       }

@@ -5,8 +5,6 @@
 
 #include <cstdint>
 
-#include "jit/onednn/runtime/rectifier.h"
-
 #define LLGA_VECTOR_WIDTH 8
 #define LLGA_VECTOR_INLINE [[gnu::always_inline]] inline
 
@@ -51,23 +49,6 @@ struct Simd {
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(lanes));
   }
 };
-
-// NaN stays NaN.
-LLGA_VECTOR_INLINE Simd::V rectified(Simd::V x, Rectifier rectifier) {
-  switch (rectifier) {
-    case Rectifier::relu:
-      return Simd::max(Simd::zero(), x);
-    case Rectifier::relu6:
-      return Simd::min(Simd::broadcast(6), Simd::max(Simd::zero(), x));
-    case Rectifier::hardswish: {
-      const auto line = Simd::add(x, Simd::broadcast(3));
-      const auto bent = Simd::min(Simd::broadcast(6), Simd::max(Simd::zero(), line));
-      return Simd::mul(Simd::mul(x, bent), Simd::broadcast(1.0F / 6));
-    }
-    default:
-      return x;
-  }
-}
 
 }  // namespace
 }  // namespace llga
