@@ -7,7 +7,7 @@
 // ->
 //   %4 = llga::FusionGroup[Subgraph=<conv2d, hardtanh, conv2d, hardtanh, conv2d, add>](%1)
 //
-// oneDNN has no partition of them; a plan for the group may compute them a few rows at a time
+// oneDNN has no partition of all three; a plan for the group may compute them a few rows at a time
 // (runtime/expansion.h). MobileNets and EfficientNets have them in each block.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -33,22 +33,38 @@ struct Convolution {
   bool isDepthwise() const { return weight[1] == 1 && weight[2] > 1 && weight[3] > 1; }
 };
 
-// Of a group that is a convolution of images with a constant weight, and maybe one more op.
-std::optional<Convolution> convolutionOf(const Node* group) {
-  if (!isFusionGroup(group) || group->outputs().size() != 1) {
+// Of images, with a constant weight.
+std::optional<Convolution> convolutionOf(const Node* op) {
+  if (!isProduct(op) || !op->hasNamedInput("weight") || !op->hasNamedInput("groups")) {
     return std::nullopt;
   }
-  const auto operators = computations(*group->g(torch::jit::attr::Subgraph));
-  if (operators.empty() || operators.size() > 2 || !isProduct(operators[0]) ||
-      !operators[0]->hasNamedInput("weight") || !operators[0]->hasNamedInput("groups")) {
-    return std::nullopt;
-  }
-  const auto weight = torch::jit::toIValue(operators[0]->namedInput("weight"));
+  const auto weight = torch::jit::toIValue(op->namedInput("weight"));
   constexpr int64_t kRank = 4;
   if (!weight || !weight->isTensor() || weight->toTensor().dim() != kRank) {
     return std::nullopt;
   }
-  return Convolution{weight->toTensor().sizes().vec(), operators[0]->namedInput("input")};
+  return Convolution{weight->toTensor().sizes().vec(), op->namedInput("input")};
+}
+
+// Of a group that is one, and maybe one more op.
+std::optional<Convolution> soleConvolution(const Node* group) {
+  const auto ops = computations(*group->g(torch::jit::attr::Subgraph));
+  return ops.empty() || ops.size() > 2 ? std::nullopt : convolutionOf(ops[0]);
+}
+
+// Whether the group is a pointwise convolution and a depthwise one, each with one more op at most:
+// oneDNN 3.7 has such partitions in bfloat16.
+bool isExpansion(const Node* group) {
+  constexpr size_t kMost = 4;
+  const auto ops = computations(*group->g(torch::jit::attr::Subgraph));
+  std::vector<Convolution> found;
+  for (const auto* op : ops) {
+    if (const auto convolution = convolutionOf(op)) {
+      found.push_back(*convolution);
+    }
+  }
+  return ops.size() <= kMost && found.size() == 2 && isProduct(ops[0]) && found[0].isPointwise() &&
+         found[1].isDepthwise();
 }
 
 // The group whose result is the data of the convolution in `group`, and nobody else's.
@@ -58,6 +74,7 @@ Node* producerOf(Node* group, const Convolution& convolution) {
     auto* value = group->input(i);
     if (inputs[i] == convolution.data) {
       const bool sole = value->uses().size() == 1 && isFusionGroup(value->node()) &&
+                        value->node()->outputs().size() == 1 &&
                         value->node()->owningBlock() == group->owningBlock();
       return sole ? value->node() : nullptr;
     }
@@ -70,13 +87,20 @@ class Joiner {
   explicit Joiner(const GraphPtr& graph) : aliases_(graph) {}
 
   void visit(Node* node) {
-    const auto convolution = convolutionOf(node);
+    if (!isFusionGroup(node) || node->outputs().size() != 1) {
+      return;
+    }
+    if (isExpansion(node)) {
+      joined_.push_back(node);
+      return;
+    }
+    const auto convolution = soleConvolution(node);
     if (!convolution) {
       return;
     }
     if (convolution->isDepthwise()) {
       auto* before = producerOf(node, *convolution);
-      const auto known = before != nullptr ? convolutionOf(before) : std::nullopt;
+      const auto known = before != nullptr ? soleConvolution(before) : std::nullopt;
       if (known && known->isPointwise() && known->weight[0] == convolution->weight[0] &&
           join(before, node)) {
         joined_.push_back(node);
