@@ -9,6 +9,7 @@
 // made nothing faster.
 #include "jit/onednn/runtime/gemm_blocks.h"
 #include "jit/onednn/runtime/rectified.h"
+#include "jit/onednn/runtime/vector.h"
 
 namespace llga::gemm {
 namespace {
@@ -45,24 +46,13 @@ LLGA_VECTOR_INLINE V addProducts(const float* number, V factor, V sum) {
 }
 
 #ifdef __AVX512BF16__
-LLGA_VECTOR_INLINE V widened(__m256i narrow) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
-}
-LLGA_VECTOR_INLINE __m256i narrowed(V v) {
-  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
-}
-
-LLGA_VECTOR_INLINE V load(const Bfloat16* from) {
-  return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-LLGA_VECTOR_INLINE void store(Bfloat16* to, V v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrowed(v));
-}
+LLGA_VECTOR_INLINE V load(const Bfloat16* from) { return loadVector(from); }
+LLGA_VECTOR_INLINE void store(Bfloat16* to, V v) { storeVector(to, v); }
 LLGA_VECTOR_INLINE V loadFirst(const Bfloat16* from, int64_t count) {
-  return widened(_mm256_maskz_loadu_epi16(Simd::lanesBefore(count), from));
+  return llga::loadFirst(from, count);
 }
 LLGA_VECTOR_INLINE void storeFirst(Bfloat16* to, V v, int64_t count) {
-  _mm256_mask_storeu_epi16(to, Simd::lanesBefore(count), narrowed(v));
+  llga::storeFirst(to, v, count);
 }
 
 LLGA_VECTOR_INLINE V addProducts(const Bfloat16* pair, V factor, V sum) {
