@@ -220,6 +220,40 @@ def exit_while_running() -> None:
     assert len(tasks) == 8, "nobody has waited for them"
 
 
+class ConvThenAttention(nn.Module):
+    """Some kernels of oneDNN keep arguments of two kinds for each thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.conv(x))
+        return nn.functional.scaled_dot_product_attention(y, y, y)
+
+
+def ending_threads() -> None:
+    """Threads end while others drop what these executed."""
+    torch.set_num_threads(1)
+    module = ConvThenAttention().eval()
+    made = llga_fuser.compile(module, image(1, 4))
+    images = [image(1 + i % 3, 4 + i // 3) for i in range(30)]
+
+    def work(order: int) -> None:
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            for x in images[::order]:
+                expect_same(made(x), module(x), f"{tuple(x.shape)}")
+
+    for round_ in range(20):
+        threads = [threading.Thread(target=work, args=(order,)) for order in (1, -1)]
+        for thread in threads[: 1 + round_ % 2]:
+            thread.start()
+        for thread in threads[: 1 + round_ % 2]:
+            thread.join()  # comes back before the thread's C++ variables are destroyed
+        llga_fuser.clear_cache()
+
+
 def compile_and_release() -> None:
     """Compiled ahead of time in several threads; plain weights that come and go."""
     made: list[Any] = []
@@ -331,6 +365,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
         fork,
         switching,
         compile_and_release,
+        ending_threads,
         exit_while_running,
         flat,
         faults,

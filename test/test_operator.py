@@ -781,6 +781,11 @@ def test_threads(scenario: str) -> None:
     child(scenario)
 
 
+@pytest.mark.parametrize("own_kernels", ["on", "off"])
+def test_threads_end_while_plans_are_dropped(own_kernels: str) -> None:
+    child("ending_threads", environment={"LLGA_FUSER_OWN_KERNELS": own_kernels})
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 def test_fork() -> None:
     child("fork")

@@ -258,6 +258,27 @@ def test_exit_while_threads_execute():
     )
 
 
+def test_threads_end_while_compiled_partitions_are_dropped():
+    run_child(
+        textwrap.dedent(CHAIN)
+        + textwrap.dedent("""
+    import threading
+    dg.set_compiled_partition_cache_capacity(0)  # or all would be one
+    o = build()
+    for _ in range(100):
+        compiled = [o["partition"].compile([o["lt0"]], [o["lt1"]], o["engine"]) for _ in range(200)]
+        def work():
+            for c in compiled:
+                c.execute(o["stream"], [o["in"]], [o["out"]])
+        t = threading.Thread(target=work)
+        t.start()
+        t.join()  # comes back before the thread's C++ variables are destroyed
+        for i in range(len(compiled)):
+            compiled[i] = None
+    """)
+    )
+
+
 @pytest.mark.parametrize("first", ["torch", "dnnl_graph"])
 def test_torch_in_either_order(first):
     pytest.importorskip("torch")

@@ -24,6 +24,7 @@ PYBIND11_MODULE(_dnnl_graph, m) {
   // second time): a crash at exit. Dropped here, everything is still there.
   Py_AtExit([] {
     unlocked::wait_for_all();
+    const llga::NoThreadEnds none;
     dnnl_graph_set_compiled_partition_cache_capacity(0);
   });
   empty_without_init<engine_object>();

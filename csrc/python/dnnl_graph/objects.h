@@ -36,6 +36,7 @@
 #include <variant>
 #include <vector>
 
+#include "jit/onednn/runtime/thread_exit.h"
 #include "oneapi/dnnl/dnnl_graph.hpp"
 
 namespace dnnl_graph_py {
@@ -129,9 +130,15 @@ struct partition_object {
 };
 
 struct compiled_state {
+  compiled_state() = default;
+  ~compiled_state() { llga::drop(std::move(handle)); }
+  compiled_state(const compiled_state&) = delete;
+  compiled_state& operator=(const compiled_state&) = delete;
+
   engine_object engine;
   partition_object source;
   dnnl::graph::compiled_partition handle;
+  llga::KeptArguments kept;
   // In the order of the ports of the partition, which is the order the library reads tensors in.
   // A tensor that the partition reads twice is there twice.
   std::vector<logical_tensor> inputs;

@@ -124,6 +124,9 @@ compiled_partition_object compile(const partition_object& self, const py::object
   const compile_request request{function, *self.ops, ids, ins, outs};
   check_shapes(request);
   check_any_layouts(request);
+  std::vector<op_kind> kinds;
+  for (const auto* op : ops_of(request)) kinds.push_back(op->kind);
+  state->kept = llga::KeptArguments::of(kinds);
   compiled_before() = true;
   state->handle = call_library(function, [&] {
     return without_gil([&] {
@@ -131,6 +134,7 @@ compiled_partition_object compile(const partition_object& self, const py::object
       if (self.graph != nullptr) {
         no_partitioning = std::shared_lock<std::shared_mutex>(self.graph->partitioning);
       }
+      const llga::NoThreadEnds none;
       return self.handle.compile(ins, outs, e.handle);
     });
   });
@@ -238,6 +242,7 @@ void execute(const compiled_partition_object& self, const py::object& stream,
   dnnl::stream queue = s.handle;
   call_library(function, [&] {
     without_gil([&] {
+      const llga::ExecutingThread thread(state->kept);
       state->handle.execute(queue, library_in, library_out);
       // Nothing may still run when the tensors on this stack are dropped. On the CPU nothing does.
       queue.wait();

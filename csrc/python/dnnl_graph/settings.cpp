@@ -63,8 +63,10 @@ void bind_settings(py::module_& m) {
       "set_compiled_partition_cache_capacity",
       [](const py::object& capacity) {
         const int n = to_int(capacity, {"set_compiled_partition_cache_capacity", "capacity"});
-        call_library("set_compiled_partition_cache_capacity",
-                     [&] { dnnl::graph::set_compiled_partition_cache_capacity(n); });
+        call_library("set_compiled_partition_cache_capacity", [&] {
+          const llga::NoThreadEnds none;
+          dnnl::graph::set_compiled_partition_cache_capacity(n);
+        });
       },
       py::arg("capacity"),
       "Set how many compiled partitions the library keeps; 0 keeps none and drops all.\n\n"

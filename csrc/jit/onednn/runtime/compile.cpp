@@ -402,6 +402,11 @@ class PlanCompiler {
     for (const auto& [input, output] : step.compiled.get_inplace_ports()) {
       draft_.inplace[output] = input;
     }
+    std::vector<OpKind> kinds;
+    for (const auto* op : ops) {
+      kinds.push_back(op->kind());
+    }
+    draft_.plan->kept |= KeptArguments::of(kinds);
     draft_.plan->steps.push_back(std::move(step));
   }
 
@@ -507,6 +512,7 @@ class PlanCompiler {
     step.inputs.push_back(bindInput(step.compiled, from));
     const auto slot = draft_.temporary(to);
     step.outputs.emplace_back(slot, to);
+    draft_.plan->kept |= KeptArguments::usual();
     draft_.plan->steps.push_back(std::move(step));
     return {slot, withId(to, id)};
   }

@@ -6,6 +6,7 @@
 
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/environment.h"
+#include "jit/onednn/runtime/thread_exit.h"
 
 namespace llga {
 namespace {
@@ -51,6 +52,7 @@ const dnnl::engine& engine() {
   static const auto* instance = [] {
     // A compiled partition belongs to one plan; oneDNN's own cache would keep it, and the weights
     // it has packed, after the plan is gone.
+    const NoThreadEnds none;
     dnnl::graph::set_compiled_partition_cache_capacity(0);
     keepConstants();
     const dnnl::graph::allocator allocator(allocate, releaseScratch);

@@ -4,6 +4,7 @@
 
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/thread_exit.h"
 
 namespace llga {
 
@@ -59,6 +60,7 @@ void copyToPlain(const Layout& layout, const void* source, const at::Tensor& pla
   }
   const dnnl::graph::partition partition(op, dnnl::engine::kind::cpu);
   const auto compiled = partition.compile({input}, {output}, engine());
+  const ExecutingThread thread(KeptArguments::usual());
   compiled.execute(stream(), {dnnl::graph::tensor(input, engine(), const_cast<void*>(source))},
                    {dnnl::graph::tensor(output, engine(), plain.data_ptr())});
 }

@@ -30,6 +30,9 @@ struct Plan::Arguments {
 
 Plan::~Plan() {
   delete idle_.load(std::memory_order_acquire);
+  for (auto& step : steps) {
+    drop(std::move(step.compiled));
+  }
   size_t bytes = 0;
   for (const auto& tensor : constant_tensors) {
     bytes += tensor.nbytes();
@@ -162,6 +165,7 @@ void Plan::executeWith(torch::jit::Stack& stack, size_t inputs_count, const Arou
   for (const auto& [tensor, slot] : arguments->bindings) {
     dnnl_graph_tensor_set_data_handle(tensor, dataAt(slot));
   }
+  const ExecutingThread thread(kept);
   const ArenaForScratch scratch(has_run_.load(std::memory_order_relaxed));
   for (size_t i = 0; i < steps.size(); ++i) {
     around([&] {

@@ -19,6 +19,7 @@
 #include "jit/onednn/quantization.h"
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/packed_weights.h"
+#include "jit/onednn/runtime/thread_exit.h"
 #include "jit/onednn/runtime/way.h"
 
 namespace llga {
@@ -68,6 +69,7 @@ class Plan {
   };
 
   std::vector<Step> steps;
+  KeptArguments kept;  // of all steps
   std::vector<OutputSpec> outputs;
   std::vector<size_t> temporary_bytes;
   Division division = Division::usual;  // as it was requested
