@@ -732,6 +732,7 @@ def test_own_kernels_of_older_processors(isa: str) -> None:
         pytest.skip(f"this processor has no more than {mine}")
     tests = Path(__file__).with_name("test_jit_llga_fuser.py")
     chosen = "squeeze_and_excitation[ or concat_and_batch_norm_of or activation_of_special"
+    chosen += " or test_small_convolution or mean_over_pixels"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), "-k", chosen],
         capture_output=True,
@@ -739,6 +740,22 @@ def test_own_kernels_of_older_processors(isa: str) -> None:
         timeout=300,
         check=False,
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+def test_small_convolutions_of_onednn() -> None:
+    """What the other tests do of convolutions is small enough for the fuser's own kernel."""
+    tests = Path(__file__).with_name("test_jit_llga_fuser.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    done = subprocess.run(
+        [*command, "-k", "test_conv[ or test_conv2d_eltwise"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "LLGA_FUSER_OWN_KERNELS": "off"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

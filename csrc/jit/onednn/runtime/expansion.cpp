@@ -9,22 +9,14 @@
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/depthwise_blocks.h"
 #include "jit/onednn/runtime/engine.h"
-#include "jit/onednn/runtime/gemm_blocks.h"
+#include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 namespace {
 
-struct Kernels {
-  const gemm::Kernels& gemm;
-  const depthwise::Kernels& depthwise;
-};
-
-const Kernels& kernels() {
-  static const Kernels avx2{gemm::avx2, depthwise::avx2};
-  static const Kernels avx512{gemm::avx512, depthwise::avx512};
-  static const bool wide = usesAvx512() && __builtin_cpu_supports("avx512f") != 0;
-  return wide ? avx512 : avx2;
+const depthwise::Kernels& depthwiseKernels() {
+  return &Linear::kernels() == &gemm::avx512 ? depthwise::avx512 : depthwise::avx2;
 }
 
 // Channels that are expanded at a time: a few rows of them stay in the first level of cache.
@@ -57,7 +49,7 @@ int64_t rowsUnder(const Expansion& e, int64_t rows) { return (rows - 1) * e.stri
 
 // Results of matrix products: of what is expanded, in float32, and of what is projected.
 void multiply(const gemm::Problem& problem) {
-  kernels().gemm.run(problem, {0, problem.rows, 0, problem.outputs});
+  Linear::kernels().run(problem, {0, problem.rows, 0, problem.outputs});
 }
 void multiply(const gemm::ProblemOf<Bfloat16, float>& problem) {
   gemm::avx512_bf16.toWide(problem, {0, problem.rows, 0, problem.outputs});
@@ -146,7 +138,7 @@ class PartOf {
       const auto at = pixel * e_.outputs;
       multiply(gemm::ProblemOf<T, T>{pixels, e_.channels, e_.outputs, Rectifier::none, lines,
                                      e_.channels, static_cast<const T*>(data_.projection),
-                                     e_.channels * kernels().gemm.panel, data_.projection_bias,
+                                     e_.channels * Linear::kernels().panel, data_.projection_bias,
                                      addend != nullptr ? addend + at : nullptr, result + at});
     }
   }
@@ -163,7 +155,7 @@ class PartOf {
     if (pixels <= 0) {
       return;
     }
-    const auto panel = kernels().gemm.panel;
+    const auto panel = Linear::kernels().panel;
     const auto from = (part_.image * e_.size[0] + first + kept) * e_.size[1];
     const auto channel = part_.first_channel + c;
     const auto* bias = data_.pointwise_bias;
@@ -199,7 +191,7 @@ class PartOf {
       const bool inside = under >= 0 && under < e_.size[0];
       row.source[k] = inside ? chunk + (under - first) * e_.size[1] * channels : nullptr;
     }
-    kernels().depthwise.find(e_.window, e_.stride)(row);
+    depthwiseKernels().find(e_.window, e_.stride)(row);
   }
 
   static void activate(Activation activation, float* numbers, int64_t count) {
@@ -224,8 +216,8 @@ class PartOf {
 bool Expansion::isSupported() const {
   // With matrix units oneDNN's products are much faster than those here.
   const bool known = type == Type::float32 || (usesAvx512Bf16() && !usesAmx() && inputs % 2 == 0);
-  return known && channels % kernels().depthwise.width == 0 &&
-         kernels().depthwise.find(window, stride) != nullptr;
+  return known && channels % depthwiseKernels().width == 0 &&
+         depthwiseKernels().find(window, stride) != nullptr;
 }
 
 bool Expansion::pays() const {
@@ -250,11 +242,11 @@ bool Expansion::pays() const {
 }
 
 const char* Expansion::isa() const {
-  return type == Type::float32 ? kernels().gemm.name : "avx512_bf16";
+  return type == Type::float32 ? Linear::kernels().name : "avx512_bf16";
 }
 
 std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) const {
-  const auto panel = kernels().gemm.panel;
+  const auto panel = Linear::kernels().panel;
   const int64_t together = type == Type::float32 ? 1 : 2;
   return {(outputs + panel - 1) / panel, inputs / together, panel * together};
 }
@@ -262,7 +254,7 @@ std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) cons
 void Expansion::toPanels(const at::Tensor& weight, const at::Tensor& panels) const {
   const auto outputs = weight.size(0);
   const auto inputs = weight.size(1);
-  const auto panel = kernels().gemm.panel;
+  const auto panel = Linear::kernels().panel;
   const auto together = panels.size(2) / panel;
   const auto rows = weight.view({outputs, inputs}).t();
   const auto missing = panels.size(0) * panel - outputs;
@@ -283,7 +275,7 @@ void Expansion::run(const Data& data) const {
 template <typename T>
 void Expansion::runAs(const Data& data) const {
   const auto threads = int64_t{at::get_num_threads()};
-  const auto panel = kernels().gemm.panel;
+  const auto panel = Linear::kernels().panel;
   const auto panels = panelSizes(inputs, channels)[0];
   // Of too few images for all threads, channels are divided, which costs nothing, but that a
   // projection reads them all; then rows, of which some are expanded twice.

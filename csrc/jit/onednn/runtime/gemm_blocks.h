@@ -27,6 +27,9 @@ struct ProblemOf {
   const float* bias;      // (output), or null
   const R* addend;        // as the result, or null; may be the result
   R* result;              // (row, output)
+  // A row of the source may lie in pieces of the same size.
+  int64_t pieces = 1;
+  int64_t piece_stride = 0;  // from piece to piece
 };
 
 using Problem = ProblemOf<float, float>;

@@ -83,6 +83,8 @@ struct Column {
   int64_t last;    // outputs of the last vector
   const T* next;   // a panel to fetch, or null
   Rectifier rectifier;
+  int64_t pieces;
+  int64_t piece_stride;
 };
 
 // Adds the products of `depth` inputs.
@@ -115,8 +117,9 @@ void multiply(const Column<T, R>& c, int64_t tiles) {
   auto* result = c.result;
   const auto* next = c.next;
   const auto* next_end = next != nullptr ? next + c.inputs * kPanel : nullptr;
-  const auto blocks = (c.inputs + kDepth - 1) / kDepth;
-  const auto lines = c.inputs / (tiles * blocks * kTogether<T>)+1;
+  const auto inputs = c.inputs / c.pieces;
+  const auto blocks = (inputs + kDepth - 1) / kDepth;
+  const auto lines = c.inputs / (tiles * c.pieces * blocks * kTogether<T>)+1;
   const bool whole = c.last == kWidth;
   auto take = [&](const auto* from, int v) {
     return whole || v + 1 < vectors ? load(from + v * kWidth)
@@ -133,33 +136,40 @@ void multiply(const Column<T, R>& c, int64_t tiles) {
         sums[r][v] = bias;
       }
     }
-    for (int64_t block = 0; block < blocks; ++block) {
-      for (int64_t i = 0; i < lines && next < next_end; ++i) {
-        __builtin_prefetch(next, 0, 2);
-        next += kPanel * kTogether<T>;
-      }
-      const auto first = block * kDepth;
-      const auto depth = c.inputs - first < kDepth ? c.inputs - first : kDepth;
-      const auto* source = start + first;
-      const auto* weight = c.weight + first * kPanel;
-      if (block == 0) {
-        accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth);
-        continue;
-      }
-      Sums<rows, vectors> more;
-#pragma GCC unroll 16
-      for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) {
-          more[r][v] = Simd::zero();
+    const auto* piece = start;
+    const auto* weight = c.weight;
+    bool alone = true;  // what is added up next goes to the sums themselves
+    for (int64_t p = 0; p < c.pieces; ++p, piece += c.piece_stride) {
+      for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t i = 0; i < lines && next < next_end; ++i) {
+          __builtin_prefetch(next, 0, 2);
+          next += kPanel * kTogether<T>;
         }
-      }
-      accumulate<rows, vectors>(more, source, c.source_stride, weight, depth);
+        const auto first = block * kDepth;
+        const auto depth = inputs - first < kDepth ? inputs - first : kDepth;
+        const auto* source = piece + first;
+        if (alone) {
+          accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth);
+          alone = c.inputs <= kDepth;
+          weight += depth * kPanel;
+          continue;
+        }
+        Sums<rows, vectors> more;
 #pragma GCC unroll 16
-      for (int r = 0; r < rows; ++r) {
+        for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) {
-          sums[r][v] = Simd::add(sums[r][v], more[r][v]);
+          for (int v = 0; v < vectors; ++v) {
+            more[r][v] = Simd::zero();
+          }
+        }
+        accumulate<rows, vectors>(more, source, c.source_stride, weight, depth);
+        weight += depth * kPanel;
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+          for (int v = 0; v < vectors; ++v) {
+            sums[r][v] = Simd::add(sums[r][v], more[r][v]);
+          }
         }
       }
     }
@@ -209,7 +219,8 @@ void runRows(const ProblemOf<T, R>& p, int64_t row, int64_t rows, int64_t tiles,
   kernels[rows - 1](
       {p.source + row * p.source_stride, p.source_stride, p.weight + o / kPanel * p.weight_stride,
        p.bias != nullptr ? p.bias + o : nullptr, p.addend != nullptr ? p.addend + at : nullptr,
-       p.result + at, p.inputs, p.outputs, one ? outputs : outputs - kWidth, next, p.rectifier},
+       p.result + at, p.inputs, p.outputs, one ? outputs : outputs - kWidth, next, p.rectifier,
+       p.pieces, p.piece_stride},
       tiles);
 }
 

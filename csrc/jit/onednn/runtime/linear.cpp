@@ -6,20 +6,13 @@
 #include <algorithm>
 
 #include "jit/onednn/runtime/engine.h"
-#include "jit/onednn/runtime/gemm_blocks.h"
 
 namespace llga {
 
-namespace {
-
-const gemm::Kernels& kernels() {
+const gemm::Kernels& Linear::kernels() {
   static const bool avx512 = usesAvx512() && __builtin_cpu_supports("avx512f") != 0;
   return avx512 ? gemm::avx512 : gemm::avx2;
 }
-
-}  // namespace
-
-const char* Linear::isa() { return kernels().name; }
 
 std::vector<int64_t> Linear::weightSizes() const {
   return {(outputs + kernels().panel - 1) / kernels().panel, inputs, kernels().panel};

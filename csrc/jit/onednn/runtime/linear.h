@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "jit/onednn/runtime/rectifier.h"
+#include "jit/onednn/runtime/gemm_blocks.h"
 
 namespace llga {
 
@@ -32,8 +32,8 @@ struct Linear {
     float* result;        // overlaps nothing else
   };
 
-  // Of the instruction sets, the one whose kernel runs: "avx2" or "avx512".
-  static const char* isa();
+  // For the instruction set that is there: what computes products of float32.
+  static const gemm::Kernels& kernels();
 
   // Sizes of the weight in panels: panels, inputs, outputs of a panel.
   std::vector<int64_t> weightSizes() const;

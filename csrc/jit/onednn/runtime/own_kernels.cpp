@@ -136,6 +136,53 @@ bool isPointwise(const OpSpec& op, const LoweredGraph& graph, at::ScalarType typ
          op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
 }
 
+// What the op does to its data, if that is all it does.
+Rectifier rectifierOf(const OpSpec& op) {
+  constexpr float kMost = 6;
+  switch (op.kind()) {
+    case OpKind::ReLU:
+      return Rectifier::relu;
+    case OpKind::HardSwish:
+      return Rectifier::hardswish;
+    case OpKind::Clamp:
+      return op.get_attr<float>(Attr::min) == 0 && op.get_attr<float>(Attr::max) == kMost
+                 ? Rectifier::relu6
+                 : Rectifier::none;
+    default:
+      return Rectifier::none;
+  }
+}
+
+// What a partition does behind its convolution.
+struct Behind {
+  std::optional<size_t> addend;  // a value of float32 like the result
+  Rectifier rectifier = Rectifier::none;
+  Operand result;
+};
+
+// Nothing if it is anything else than an addition and an activation.
+std::optional<Behind> behindConvolution(const Ops& ops) {
+  Behind found{{}, Rectifier::none, ops[0]->outputs()[0]};
+  size_t known = 1;
+  if (known < ops.size() && ops[known]->kind() == OpKind::Add) {
+    const auto& terms = ops[known]->inputs();
+    const bool first = terms[0].id == found.result.id;
+    const auto& addend = terms[first ? 1 : 0];
+    if (first == (terms[1].id == found.result.id) || addend.dtype != at::kFloat ||
+        addend.sizes != found.result.sizes) {
+      return std::nullopt;
+    }
+    found.addend = addend.id;
+    found.result = ops[known++]->outputs()[0];
+  }
+  if (known < ops.size() && ops[known]->inputs()[0].id == found.result.id) {
+    found.rectifier = rectifierOf(*ops[known]);
+    known += found.rectifier == Rectifier::none ? 0 : 1;
+    found.result = ops[known - 1]->outputs()[0];
+  }
+  return known == ops.size() ? std::optional(found) : std::nullopt;
+}
+
 // What ops from `next` on apply to `value`, if it is an activation: then both are behind it.
 Expansion::Applied takeActivation(const std::vector<OpSpec>& ops, size_t& next, Operand& value) {
   Expansion::Applied found;
@@ -144,19 +191,12 @@ Expansion::Applied takeActivation(const std::vector<OpSpec>& ops, size_t& next, 
   }
   const auto& op = ops[next];
   const auto* last = &op;
-  constexpr float kMost = 6;
-  if (op.kind() == OpKind::ReLU) {
-    found.rectifier = Rectifier::relu;
-  } else if (op.kind() == OpKind::HardSwish) {
-    found.rectifier = Rectifier::hardswish;
-  } else if (op.kind() == OpKind::Clamp && op.get_attr<float>(Attr::min) == 0 &&
-             op.get_attr<float>(Attr::max) == kMost) {
-    found.rectifier = Rectifier::relu6;
-  } else if (op.kind() == OpKind::Sigmoid && next + 1 < ops.size() &&
-             isProductOf(ops[next + 1], value, op.outputs()[0])) {
+  found.rectifier = rectifierOf(op);
+  if (op.kind() == OpKind::Sigmoid && next + 1 < ops.size() &&
+      isProductOf(ops[next + 1], value, op.outputs()[0])) {
     found.activation = Activation::silu;
     last = &ops[next + 1];
-  } else {
+  } else if (found.rectifier == Rectifier::none) {
     return found;
   }
   next += last == &op ? 1 : 2;
@@ -294,56 +334,67 @@ std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const Lower
   return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
 }
 
-std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph,
-                                                    Way way) {
+std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const Ops& ops,
+                                                                         const LoweredGraph& graph,
+                                                                         Way way) {
   const bool asked = way == Way::winograd2 || way == Way::winograd4;
   if ((!asked && way != Way::usual) || !winogradIsOn() || !isImageConvolution(*ops[0], graph)) {
     return std::nullopt;
   }
   const auto& data = ops[0]->inputs()[0];
   const auto& weight = ops[0]->inputs()[1];
+  const auto behind = behindConvolution(ops);
   const auto ones = Shape{1, 1};
-  if (ops[0]->get_attr<int64_t>(Attr::groups) != 1 ||
+  if (!behind || ops[0]->get_attr<int64_t>(Attr::groups) != 1 ||
       pair(*weight.sizes) != std::array<int64_t, 2>{3, 3} ||
       ops[0]->get_attr<Shape>(Attr::strides) != ones ||
-      ops[0]->get_attr<Shape>(Attr::dilations) != ones) {
+      ops[0]->get_attr<Shape>(Attr::dilations) != ones ||
+      (behind->rectifier != Rectifier::none && behind->rectifier != Rectifier::relu)) {
     return std::nullopt;
   }
-  AddedConvolution found;
-  auto last = ops[0]->outputs()[0];
-  size_t known = 1;
-  if (known < ops.size() && ops[known]->kind() == OpKind::Add) {
-    const auto& terms = ops[known]->inputs();
-    const auto& addend = terms[0].id == last.id ? terms[1] : terms[0];
-    if ((terms[0].id == last.id) == (terms[1].id == last.id) || addend.dtype != at::kFloat ||
-        addend.sizes != last.sizes) {
-      return std::nullopt;
-    }
-    found.addend = addend.id;
-    last = ops[known++]->outputs()[0];
-  }
-  const bool relu = known < ops.size() && ops[known]->kind() == OpKind::ReLU &&
-                    ops[known]->inputs()[0].id == last.id;
-  if (relu) {
-    last = ops[known++]->outputs()[0];
-  }
-  if (known != ops.size()) {
-    return std::nullopt;
-  }
-  found.kernel = {(*data.sizes)[0],
-                  pair(*data.sizes),
-                  pair(*last.sizes),
-                  pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
-                  (*data.sizes)[1],
-                  (*weight.sizes)[0],
-                  relu};
-  if (!found.kernel.isSupported()) {
+  WinogradConvolution kernel{(*data.sizes)[0],
+                             pair(*data.sizes),
+                             pair(*behind->result.sizes),
+                             pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
+                             (*data.sizes)[1],
+                             (*weight.sizes)[0],
+                             behind->rectifier == Rectifier::relu};
+  if (!kernel.isSupported()) {
     return std::nullopt;
   }
   constexpr int64_t kSmall = 2;
   constexpr int64_t kLarge = 4;
-  found.kernel.tile = !asked ? found.kernel.chooseTile() : way == Way::winograd2 ? kSmall : kLarge;
-  return found.kernel.tile != 0 ? std::optional(found) : std::nullopt;
+  kernel.tile = !asked ? kernel.chooseTile() : way == Way::winograd2 ? kSmall : kLarge;
+  return kernel.tile != 0
+             ? std::optional(AddedConvolution<WinogradConvolution>{kernel, behind->addend})
+             : std::nullopt;
+}
+
+std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
+                                                                     const LoweredGraph& graph) {
+  if (!ownKernelsAnywhere() || !isImageConvolution(*ops[0], graph) ||
+      ops[0]->get_attr<int64_t>(Attr::groups) != 1 ||
+      ops[0]->get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+    return std::nullopt;
+  }
+  const auto behind = behindConvolution(ops);
+  if (!behind || behind->result.dtype != at::kFloat) {
+    return std::nullopt;
+  }
+  const auto& data = ops[0]->inputs()[0];
+  const auto& weight = ops[0]->inputs()[1];
+  const DirectConvolution kernel{(*data.sizes)[0],
+                                 pair(*data.sizes),
+                                 pair(*behind->result.sizes),
+                                 pair(*weight.sizes),
+                                 pair(ops[0]->get_attr<Shape>(Attr::strides)),
+                                 pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
+                                 (*data.sizes)[1],
+                                 (*weight.sizes)[0],
+                                 behind->rectifier};
+  return kernel.isSupported()
+             ? std::optional(AddedConvolution<DirectConvolution>{kernel, behind->addend})
+             : std::nullopt;
 }
 
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way) {
@@ -473,6 +524,20 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   const bool is =
       next == ops.size() && found.result.dtype == type && kernel.isSupported() && kernel.pays();
   return is ? std::optional(found) : std::nullopt;
+}
+
+const OpSpec* globalMean(const LoweredGraph& graph) {
+  constexpr int64_t kMostPixels = 1024;      // one long sum would round more
+  constexpr int64_t kMostNumbers = 1 << 16;  // oneDNN divides more among threads
+  if (!ownKernelsAnywhere() || graph.ops.size() != 1 || !isGlobalMean(graph.ops[0])) {
+    return nullptr;
+  }
+  const auto& data = graph.ops[0].inputs()[0];
+  const auto& result = graph.ops[0].outputs()[0];
+  const auto [height, width] = pair(*data.sizes);
+  const bool small = height * width <= kMostPixels && height * width > 0 &&
+                     c10::multiply_integers(*data.sizes) <= kMostNumbers;
+  return small && data.dtype == at::kFloat && result.dtype == at::kFloat ? &graph.ops[0] : nullptr;
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {

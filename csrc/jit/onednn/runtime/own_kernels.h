@@ -10,6 +10,7 @@
 
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/direct_convolution.h"
 #include "jit/onednn/runtime/excitation.h"
 #include "jit/onednn/runtime/expansion.h"
 #include "jit/onednn/runtime/gemv.h"
@@ -60,16 +61,24 @@ std::optional<ActivationApart> loneActivation(
 // be channels last.
 std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const LoweredGraph& graph);
 
+template <typename Kernel>
 struct AddedConvolution {
-  WinogradConvolution kernel;
+  Kernel kernel;
   std::optional<size_t> addend;  // a value like the result
 };
 
 // A convolution, and maybe an addition and ReLU, that takes less time by Winograd's algorithm, or
 // is to be computed that way whatever it takes; nothing for other partitions, other ways, or where
 // that is off. Images and addend have to be channels last.
-std::optional<AddedConvolution> winogradConvolution(const Ops& ops, const LoweredGraph& graph,
-                                                    Way way);
+std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const Ops& ops,
+                                                                         const LoweredGraph& graph,
+                                                                         Way way);
+
+// A small convolution, and maybe an addition and an activation; nothing for other partitions. The
+// strides of images and result are not known yet; with an addend, that and the result have to be
+// channels last.
+std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
+                                                                     const LoweredGraph& graph);
 
 // A linear layer, and maybe an addition and an activation.
 struct FoundLinear {
@@ -101,6 +110,10 @@ struct FoundExpansion {
 // each maybe with an activation, and maybe another pointwise one and an addition; nothing for other
 // groups, or where that is slower. Images and addend have to be channels last.
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph);
+
+// A whole group that is the mean over all pixels of each of few float32 images or small ones, which
+// have to be channels last: the op, or null for other groups.
+const OpSpec* globalMean(const LoweredGraph& graph);
 
 struct FoundExcitation {
   Excitation kernel;

@@ -4,6 +4,7 @@
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "jit/onednn/runtime/attention_blocks.h"
@@ -12,6 +13,7 @@
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/releasable_weights.h"
+#include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 namespace {
@@ -113,6 +115,66 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a small convolution, and maybe an addition and an activation. False for any other
+  // partition.
+  bool direct(const Ops& ops) {
+    const auto found = directConvolution(ops, draft_.lowered);
+    const auto& inputs = ops[0]->inputs();
+    const auto& data = inputs[0];
+    const auto& result = ops.back()->outputs()[0];
+    if (!found || draft_.request.fpmath_mode != dnnl::fpmath_mode::strict ||
+        !draft_.knownSlot(data.id)) {
+      return false;
+    }
+    const auto layout = draft_.inputLayout(data.id);
+    const auto strides = denseStrides(found->addend, result);
+    const auto weight = draft_.constantTensor(inputs[1].id);
+    if (layout.get_layout_type() != LayoutType::strided || strides.empty() ||
+        findReleasable(weight)) {
+      return false;
+    }
+    auto kernel = found->kernel;
+    std::copy_n(layout.get_strides().begin(), 4, kernel.source_strides.begin());
+    std::copy_n(strides.begin(), 4, kernel.result_strides.begin());
+    Plan::Step step;
+    bind(step, *draft_.knownSlot(data.id), layout);
+    const auto matrix = kernel.matrix();
+    const auto rows = weight.permute({0, 2, 3, 1}).reshape({matrix.outputs, matrix.inputs}).t();
+    auto panels = transformWeight(weight, matrix.weightSizes(),
+                                  [&](const at::Tensor& to) { matrix.toPanels(rows, to); });
+    bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
+    draft_.plan->packed.push_back(std::move(panels));
+    size_t bias = 0;
+    if (inputs.size() == 3) {
+      bias = bind(step, draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
+                  draft_.inputLayout(inputs[2].id));
+    }
+    size_t addend = 0;
+    if (found->addend) {
+      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
+      draft_.inplace[result.id] = *found->addend;
+    }
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    step.kernel = {[kernel, bias, addend](auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({data(0), data(1), bias != 0 ? data(bias) : nullptr,
+                                 addend != 0 ? data(addend) : nullptr, static_cast<float*>(to[0])});
+                   },
+                   "convolution", fmt::format("llga_direct:{}", Linear::kernels().name)};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // Of a result that may have any, but like an addend; empty if that is not possible.
+  Shape denseStrides(const std::optional<size_t>& addend, const Operand& result) const {
+    auto last = channelsLastStrides(*result.sizes);
+    if (draft_.mayHaveStrides(result.id, last)) {
+      return mayAdd(addend, result) ? last : Shape{};
+    }
+    auto rows = c10::TensorType::contiguousStridesOf(*result.sizes);
+    return !addend && draft_.mayHaveStrides(result.id, rows) ? rows : Shape{};
+  }
+
   // Makes it an input of the step; its index there.
   static size_t bind(Plan::Step& step, const Slot& slot, const Layout& layout) {
     step.inputs.emplace_back(slot, layout);
@@ -205,7 +267,8 @@ class OwnSteps {
                        kernel.run({source, data(1), data(bias), data(addend), result});
                      }
                    },
-                   "matmul", row ? "llga_gemv:avx2" : fmt::format("llga_gemm:{}", Linear::isa())};
+                   "matmul",
+                   row ? "llga_gemv:avx2" : fmt::format("llga_gemm:{}", Linear::kernels().name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -494,6 +557,40 @@ class OwnSteps {
     return true;
   }
 
+  // A group that is the mean over all pixels of channels-last images: one step, by a kernel of our
+  // own. False if the group or its data is anything else.
+  bool mean() {
+    const auto* op = globalMean(draft_.lowered);
+    if (op == nullptr || draft_.group_inputs.count(op->inputs()[0].id) == 0 ||
+        !isChannelsLast(draft_.inputLayout(op->inputs()[0].id), op->inputs()[0])) {
+      return false;
+    }
+    const auto& data = op->inputs()[0];
+    const auto& result = op->outputs()[0];
+    const auto strides = denseStrides(std::nullopt, result);
+    if (strides.empty()) {
+      return false;
+    }
+    const auto& sizes = *data.sizes;
+    Plan::Step step;
+    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    step.kernel = {
+        [images = sizes[0], channels = sizes[1], pixels = sizes[2] * sizes[3]](auto from, auto to) {
+          const auto* source = static_cast<const float*>(from[0]);
+          auto* result = static_cast<float*>(to[0]);
+          for (int64_t i = 0; i < images; ++i, result += channels) {
+            vector_loops::functions<float>().sumRows(source + i * pixels * channels, pixels,
+                                                     channels, result);
+            std::for_each_n(result, channels,
+                            [&](float& sum) { sum /= static_cast<float>(pixels); });
+          }
+        },
+        "pooling", "llga_mean"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
   // own. False if the group or its data is anything else.
   bool squeezeExcitation() {
@@ -575,15 +672,15 @@ bool addUnlowered(PlanDraft& draft) {
 
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
-  return steps.concatAffine() || steps.expansion() || steps.squeezeExcitation() ||
+  return steps.concatAffine() || steps.expansion() || steps.squeezeExcitation() || steps.mean() ||
          steps.wholeActivation();
 }
 
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   return (way == Way::usual && steps.groupedConvolution(partition)) ||
-         steps.winograd(partition, way) || steps.linear(partition, way) ||
-         steps.activation(partition);
+         (way == Way::usual && steps.direct(partition)) || steps.winograd(partition, way) ||
+         steps.linear(partition, way) || steps.activation(partition);
 }
 
 }  // namespace llga

@@ -13,12 +13,13 @@ namespace llga {
 // One step for a whole group that is not lowered to ops of oneDNN: a channel shuffle, or attention.
 bool addUnlowered(PlanDraft& draft);
 
-// One step for a whole group: a concatenation and a batch norm, a squeeze and excitation, or an
-// activation alone.
+// One step for a whole group: a concatenation and a batch norm, the block of a MobileNet, a squeeze
+// and excitation, a mean over pixels, or an activation alone.
 bool addOwnGroup(PlanDraft& draft);
 
-// A step for the ops of one partition: a convolution in small groups or by Winograd's algorithm, a
-// linear layer, or an activation apart; where it is the usual way or the one asked for.
+// A step for the ops of one partition: a convolution in small groups, a small one or one by
+// Winograd's algorithm, a linear layer, or an activation apart; where it is the usual way or the
+// one asked for.
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way);
 
 }  // namespace llga

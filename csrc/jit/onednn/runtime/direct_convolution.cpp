@@ -1,0 +1,215 @@
+#include "jit/onednn/runtime/direct_convolution.h"
+
+#include <ATen/Parallel.h>
+#include <xmmintrin.h>
+
+#include <algorithm>
+
+namespace llga {
+namespace {
+
+constexpr int64_t kCopied = 8192;   // numbers of images at once, on the stack
+constexpr int64_t kResults = 4096;  // likewise, before each channel's are brought together
+
+void storeFirst(float* to, __m128 v, int64_t count) {
+  if (count == 1) {
+    return _mm_store_ss(to, v);
+  }
+  _mm_storel_pi(reinterpret_cast<__m64*>(to), v);
+  if (count == 3) {
+    _mm_store_ss(to + 2, _mm_movehl_ps(v, v));
+  }
+}
+
+// (row, column) to (column, row); the strides are from row to row, and from column to column.
+// Four columns at a time: their places may be a power of two apart, where a cache holds few.
+void transpose(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
+               int64_t to_stride) {
+  constexpr int64_t kSide = 4;
+  const auto whole = columns / kSide * kSide;
+  for (int64_t c = 0; c < whole; c += kSide) {
+    for (int64_t r = 0; r < rows; r += kSide) {
+      const auto count = std::min(kSide, rows - r);
+      auto row = [&](int64_t i) {
+        return _mm_loadu_ps(from + (r + std::min(i, count - 1)) * from_stride + c);
+      };
+      __m128 v[kSide] = {row(0), row(1), row(2), row(3)};
+      _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+      auto* block = to + c * to_stride + r;
+      for (int64_t i = 0; i < kSide; ++i, block += to_stride) {
+        if (count == kSide) {
+          _mm_storeu_ps(block, v[i]);
+        } else {
+          storeFirst(block, v[i], count);
+        }
+      }
+    }
+  }
+  for (int64_t c = whole; c < columns; ++c) {
+    for (int64_t r = 0; r < rows; ++r) {
+      to[c * to_stride + r] = from[r * from_stride + c];
+    }
+  }
+}
+
+int64_t copiedWidth(const DirectConvolution& c) {
+  return (c.result_size[1] - 1) * c.stride[1] + c.window[1];
+}
+
+int64_t rowsUnder(const DirectConvolution& c, int64_t rows) {
+  return (rows - 1) * c.stride[0] + c.window[0];
+}
+
+bool readsInPlace(const DirectConvolution& c) {
+  const bool padded = c.padding != DirectConvolution::Pair{0, 0} ||
+                      rowsUnder(c, c.result_size[0]) > c.size[0] || copiedWidth(c) > c.size[1];
+  return !padded && (c.inputs == 1 || c.source_strides[1] == 1) && c.source_strides[3] == c.inputs;
+}
+
+// Rows of the result of one image, computed at once.
+int64_t rowsAtOnce(const DirectConvolution& c) {
+  auto most = c.result_size[0];
+  if (!readsInPlace(c)) {
+    const auto under = kCopied / (copiedWidth(c) * c.inputs);
+    most = std::min(most, (under - c.window[0]) / c.stride[0] + 1);
+  }
+  if (!c.isChannelsLast()) {
+    most = std::min(most, kResults / (c.result_size[1] * c.outputs));
+  }
+  return most;
+}
+
+// Computes rows of the result of one image.
+class Block {
+ public:
+  Block(const DirectConvolution& c, const DirectConvolution::Data& data)
+      : c_(c), data_(data), matrix_(c.matrix()) {}
+
+  void run(int64_t image, int64_t first, int64_t rows) {
+    alignas(64) float copied[kCopied];
+    alignas(64) float results[kResults];
+    const auto* source =
+        data_.source + image * c_.source_strides[0] + first * c_.stride[0] * c_.source_strides[2];
+    auto row_stride = c_.source_strides[2];
+    if (!readsInPlace(c_)) {
+      row_stride = copiedWidth(c_) * c_.inputs;
+      copy(image, first * c_.stride[0] - c_.padding[0], rowsUnder(c_, rows), copied);
+      source = copied;
+    }
+    const bool in_place = c_.isChannelsLast();
+    const auto pixel = (image * c_.result_size[0] + first) * c_.result_size[1];
+    auto* result = in_place ? data_.result + pixel * c_.outputs : results;
+    multiply(source, row_stride, rows,
+             data_.addend != nullptr ? data_.addend + pixel * c_.outputs : nullptr, result);
+    if (!in_place) {
+      transpose(results, rows * c_.result_size[1], c_.outputs, c_.outputs,
+                data_.result + image * c_.result_strides[0] + first * c_.result_strides[2],
+                c_.result_strides[1]);
+    }
+  }
+
+ private:
+  // Rows of an image from `top` on, columns from the padding's first on, with zeros around it.
+  void copy(int64_t image, int64_t top, int64_t rows, float* to) const {
+    const auto width = copiedWidth(c_);
+    const auto from = std::min(c_.padding[1], width);
+    const auto until = std::clamp(c_.size[1] + c_.padding[1], from, width);
+    const auto inputs = c_.inputs;
+    for (int64_t y = top; y < top + rows; ++y, to += width * inputs) {
+      if (y < 0 || y >= c_.size[0]) {
+        std::fill_n(to, width * inputs, 0.F);
+        continue;
+      }
+      std::fill_n(to, from * inputs, 0.F);
+      std::fill_n(to + until * inputs, (width - until) * inputs, 0.F);
+      const auto* source = data_.source + image * c_.source_strides[0] + y * c_.source_strides[2];
+      if (c_.source_strides[1] == 1 && c_.source_strides[3] == inputs) {
+        std::copy_n(source, (until - from) * inputs, to + from * inputs);
+        continue;
+      }
+      if (c_.source_strides[3] == 1) {
+        transpose(source, inputs, until - from, c_.source_strides[1], to + from * inputs, inputs);
+        continue;
+      }
+      for (int64_t c = 0; c < inputs; ++c) {
+        const auto* channel = source + c * c_.source_strides[1];
+        for (int64_t x = from; x < until; ++x) {
+          to[x * inputs + c] = channel[(x - from) * c_.source_strides[3]];
+        }
+      }
+    }
+  }
+
+  void multiply(const float* source, int64_t row_stride, int64_t rows, const float* addend,
+                float* result) const {
+    const auto width = c_.result_size[1];
+    const auto pixel_stride = c_.stride[1] * c_.inputs;
+    gemm::Problem problem{
+        width,      matrix_.inputs, matrix_.outputs, c_.rectifier,
+        source,     pixel_stride,   data_.weight,    matrix_.inputs * Linear::kernels().panel,
+        data_.bias, addend,         result,          c_.window[0],
+        row_stride};
+    if (c_.stride[0] * row_stride == width * pixel_stride) {  // as if it were one row
+      problem.rows *= rows;
+      rows = 1;
+    }
+    for (int64_t y = 0; y < rows; ++y) {
+      Linear::kernels().run(problem, {0, problem.rows, 0, problem.outputs});
+      problem.source += c_.stride[0] * row_stride;
+      problem.result += width * c_.outputs;
+      if (addend != nullptr) {
+        problem.addend += width * c_.outputs;
+      }
+    }
+  }
+
+  const DirectConvolution& c_;
+  const DirectConvolution::Data& data_;
+  const Linear matrix_;
+};
+
+}  // namespace
+
+bool DirectConvolution::isSupported() const {
+  // Beyond, oneDNN's kernels are as fast or faster, as with weights that do not stay in the first
+  // levels of cache while each row of the result reads them, or with short sums.
+  constexpr int64_t kMostProducts = 1 << 20;
+  constexpr int64_t kMostWeights = 1 << 14;
+  constexpr int64_t kShortest = 8;
+  const auto width = Linear::kernels().panel / 2;  // of a vector
+  const auto padded = (outputs + width - 1) / width * width;
+  const auto weights = matrix().inputs * padded;
+  const auto pixels = images * result_size[0] * result_size[1];
+  return pixels > 0 && pixels * weights <= kMostProducts && weights <= kMostWeights &&
+         padded <= 2 * outputs && window[1] * inputs >= kShortest &&
+         window[0] * copiedWidth(*this) * inputs <= kCopied && result_size[1] * outputs <= kResults;
+}
+
+Linear DirectConvolution::matrix() const {
+  return {result_size[1], window[0] * window[1] * inputs, outputs, rectifier};
+}
+
+bool DirectConvolution::isChannelsLast() const {
+  const auto row = result_size[1] * outputs;
+  return result_strides == Strides{result_size[0] * row, 1, row, outputs};
+}
+
+void DirectConvolution::run(const Data& data) const {
+  constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
+  const auto rows = images * result_size[0];
+  const auto products = rows * result_size[1] * matrix().inputs * outputs;
+  const auto parts =
+      std::clamp<int64_t>(std::min<int64_t>(at::get_num_threads(), products / kForOne), 1, rows);
+  const auto at_once = rowsAtOnce(*this);
+  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
+    Block block(*this, data);
+    for (auto row = rows * first / parts; row < rows * last / parts;) {
+      const auto y = row % result_size[0];
+      const auto count = std::min({at_once, result_size[0] - y, rows * last / parts - row});
+      block.run(row / result_size[0], y, count);
+      row += count;
+    }
+  });
+}
+
+}  // namespace llga

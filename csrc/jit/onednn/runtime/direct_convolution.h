@@ -1,0 +1,53 @@
+// Convolution of few float32 images or small ones, with an addend and an activation, on processors
+// with AVX2 or AVX-512: where the arithmetic takes less time than a call of oneDNN around it.
+//
+// A row of the result is one matrix product: the window's columns and channels of each pixel lie
+// one behind the other, and so do those of the next pixel, some numbers further. What is padded, or
+// lies in another order, is copied first, a few rows at a time. gemm_blocks.h has the arithmetic.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "jit/onednn/runtime/linear.h"
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does.
+struct DirectConvolution {
+  using Pair = std::array<int64_t, 2>;     // vertical, horizontal
+  using Strides = std::array<int64_t, 4>;  // from image to image, channel, row and column
+
+  int64_t images;
+  Pair size;  // of an image
+  Pair result_size;
+  Pair window;
+  Pair stride;
+  Pair padding;  // at the top and on the left
+  int64_t inputs;
+  int64_t outputs;
+  Rectifier rectifier;
+  Strides source_strides{};
+  Strides result_strides{};  // channels last or contiguous
+
+  struct Data {
+    const float* source;
+    const float* weight;  // in panels, of matrix()
+    const float* bias;    // or null
+    const float* addend;  // like the result, which is channels last then; or null
+    float* result;        // may be the addend; overlaps nothing else
+  };
+
+  // Whether the work is small, and what is copied finds room. All below needs it.
+  bool isSupported() const;
+  // The product of which a row of the result is a part; its weight is (window's row, column, input)
+  // by outputs.
+  Linear matrix() const;
+  // Whether results lie as they are computed.
+  bool isChannelsLast() const;
+
+  // The weight is the one of matrix().
+  void run(const Data& data) const;
+};
+
+}  // namespace llga
