@@ -50,16 +50,12 @@ class OwnSteps {
     auto packed = packWeight(weight.view(kernel->weightSizes()), packed_layout, Placement::aligned);
     step.inputs.emplace_back(draft_.constantSlot(packed->data()), packed_layout);
     draft_.plan->packed.push_back(std::move(packed));
-    const bool bias = inputs.size() == 3;
-    if (bias) {
-      step.inputs.emplace_back(draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
-                               draft_.inputLayout(inputs[2].id));
-    }
+    const auto bias = bindBias(step, inputs);
     addChannelsLastResult(step, result);
     step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
                      kernel.run(static_cast<const float*>(from[0]),
                                 static_cast<const float*>(from[1]),
-                                bias ? static_cast<const float*>(from[2]) : nullptr,
+                                bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
                                 static_cast<float*>(to[0]));
                    },
                    "convolution", "llga_grouped:avx2"};
@@ -93,16 +89,8 @@ class OwnSteps {
                                        [&](const at::Tensor& to) { kernel.transform(weight, to); });
     bind(step, draft_.constantSlot(transformed->data()), draft_.inputLayout(inputs[1].id));
     draft_.plan->packed.push_back(std::move(transformed));
-    size_t bias = 0;
-    if (inputs.size() == 3) {
-      bias = bind(step, draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
-                  draft_.inputLayout(inputs[2].id));
-    }
-    size_t addend = 0;
-    if (found->addend) {
-      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
-      draft_.inplace[result.id] = *found->addend;
-    }
+    const auto bias = bindBias(step, inputs);
+    const auto addend = bindAddend(step, found->addend, result);
     addChannelsLastResult(step, result);
     step.kernel = {[kernel, weight, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
@@ -144,16 +132,8 @@ class OwnSteps {
                                   [&](const at::Tensor& to) { matrix.toPanels(rows, to); });
     bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
     draft_.plan->packed.push_back(std::move(panels));
-    size_t bias = 0;
-    if (inputs.size() == 3) {
-      bias = bind(step, draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
-                  draft_.inputLayout(inputs[2].id));
-    }
-    size_t addend = 0;
-    if (found->addend) {
-      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
-      draft_.inplace[result.id] = *found->addend;
-    }
+    const auto bias = bindBias(step, inputs);
+    const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
     step.kernel = {[kernel, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
@@ -179,6 +159,23 @@ class OwnSteps {
   static size_t bind(Plan::Step& step, const Slot& slot, const Layout& layout) {
     step.inputs.emplace_back(slot, layout);
     return step.inputs.size() - 1;
+  }
+
+  // The constant bias of a convolution; 0 if it has none.
+  size_t bindBias(Plan::Step& step, const std::vector<Operand>& inputs) {
+    return inputs.size() < 3
+               ? 0
+               : bind(step, draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
+                      draft_.inputLayout(inputs[2].id));
+  }
+
+  // What is added to the result, which may take its place; 0 if nothing is.
+  size_t bindAddend(Plan::Step& step, const std::optional<size_t>& addend, const Operand& result) {
+    if (!addend) {
+      return 0;
+    }
+    draft_.inplace[result.id] = *addend;
+    return bind(step, *draft_.knownSlot(*addend), draft_.inputLayout(*addend));
   }
 
   static bool isChannelsLast(const Layout& layout, const Operand& like) {
@@ -247,11 +244,7 @@ class OwnSteps {
                   strided(found->bias->id, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(),
                           /*constant=*/true));
     }
-    size_t addend = 0;
-    if (found->addend) {
-      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
-      draft_.inplace[result.id] = *found->addend;
-    }
+    const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, strides));
     step.kernel = {[kernel, row, bias, addend, rectifier = found->rectifier](auto from, auto to) {
                      auto data = [&](size_t i) {
