@@ -723,6 +723,21 @@ def test_placement_of_weights(width: int) -> None:
 # ------------------------------------------------------------------- other instruction sets
 
 
+def run_fuser_tests(chosen: str, **environment: str) -> None:
+    """Those of `test_jit_llga_fuser.py` that `-k` chooses, in a process of its own."""
+    tests = Path(__file__).with_name("test_jit_llga_fuser.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), "-k", chosen],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
 def test_own_kernels_of_older_processors(isa: str) -> None:
     """They exist once for each instruction set; the other tests run the best of them."""
@@ -730,35 +745,14 @@ def test_own_kernels_of_older_processors(isa: str) -> None:
     mine = llga_fuser._C.runtime_info()["isa"]
     if not mine.startswith(order[order.index(isa.lower()) + 1]):
         pytest.skip(f"this processor has no more than {mine}")
-    tests = Path(__file__).with_name("test_jit_llga_fuser.py")
     chosen = "squeeze_and_excitation[ or concat_and_batch_norm_of or activation_of_special"
     chosen += " or test_small_convolution or mean_over_pixels"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), "-k", chosen],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    run_fuser_tests(chosen, ONEDNN_MAX_CPU_ISA=isa)
 
 
 def test_small_convolutions_of_onednn() -> None:
     """What the other tests do of convolutions is small enough for the fuser's own kernel."""
-    tests = Path(__file__).with_name("test_jit_llga_fuser.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    done = subprocess.run(
-        [*command, "-k", "test_conv[ or test_conv2d_eltwise"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "LLGA_FUSER_OWN_KERNELS": "off"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    run_fuser_tests("test_conv[ or test_conv2d_eltwise", LLGA_FUSER_OWN_KERNELS="off")
 
 
 # --------------------------------------------------------------------------- threads, processes

@@ -124,9 +124,7 @@ compiled_partition_object compile(const partition_object& self, const py::object
   const compile_request request{function, *self.ops, ids, ins, outs};
   check_shapes(request);
   check_any_layouts(request);
-  std::vector<op_kind> kinds;
-  for (const auto* op : ops_of(request)) kinds.push_back(op->kind);
-  state->kept = llga::KeptArguments::of(kinds);
+  state->kept = llga::KeptArguments::of(ops_of(request), [](const auto& op) { return op.kind; });
   compiled_before() = true;
   state->handle = call_library(function, [&] {
     return without_gil([&] {

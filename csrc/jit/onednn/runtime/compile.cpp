@@ -402,11 +402,7 @@ class PlanCompiler {
     for (const auto& [input, output] : step.compiled.get_inplace_ports()) {
       draft_.inplace[output] = input;
     }
-    std::vector<OpKind> kinds;
-    for (const auto* op : ops) {
-      kinds.push_back(op->kind());
-    }
-    draft_.plan->kept |= KeptArguments::of(kinds);
+    draft_.plan->kept |= KeptArguments::of(ops, [](const OpSpec& op) { return op.kind(); });
     draft_.plan->steps.push_back(std::move(step));
   }
 

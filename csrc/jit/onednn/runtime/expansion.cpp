@@ -251,19 +251,6 @@ std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) cons
   return {(outputs + panel - 1) / panel, inputs / together, panel * together};
 }
 
-void Expansion::toPanels(const at::Tensor& weight, const at::Tensor& panels) const {
-  const auto outputs = weight.size(0);
-  const auto inputs = weight.size(1);
-  const auto panel = Linear::kernels().panel;
-  const auto together = panels.size(2) / panel;
-  const auto rows = weight.view({outputs, inputs}).t();
-  const auto missing = panels.size(0) * panel - outputs;
-  const auto whole = missing == 0 ? rows : at::constant_pad_nd(rows, {0, missing});
-  const auto parts = whole.reshape({inputs / together, together, panels.size(0), panel});
-  panels.view({panels.size(0), inputs / together, panel, together})
-      .copy_(parts.permute({2, 0, 3, 1}));
-}
-
 void Expansion::run(const Data& data) const {
   if (type == Type::float32) {
     runAs<float>(data);

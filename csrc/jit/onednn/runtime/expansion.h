@@ -70,8 +70,6 @@ struct Expansion {
 
   // Sizes of a pointwise weight in panels: panels, inputs or pairs of them, numbers of a panel.
   std::vector<int64_t> panelSizes(int64_t inputs, int64_t outputs) const;
-  // From (outputs, inputs, 1, 1).
-  void toPanels(const at::Tensor& weight, const at::Tensor& panels) const;
 
   void run(const Data& data) const;
 

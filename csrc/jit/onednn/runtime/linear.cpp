@@ -18,11 +18,13 @@ std::vector<int64_t> Linear::weightSizes() const {
   return {(outputs + kernels().panel - 1) / kernels().panel, inputs, kernels().panel};
 }
 
-void Linear::toPanels(const at::Tensor& weight, const at::Tensor& panels) const {
-  const auto sizes = weightSizes();
-  const auto missing = sizes[0] * kernels().panel - outputs;
+void Linear::toPanels(const at::Tensor& weight, const at::Tensor& panels) {
+  const auto panel = kernels().panel;
+  const auto together = panels.size(2) / panel;
+  const auto missing = panels.size(0) * panel - weight.size(1);
   const auto whole = missing == 0 ? weight : at::constant_pad_nd(weight, {0, missing});
-  panels.copy_(whole.reshape({inputs, sizes[0], kernels().panel}).transpose(0, 1));
+  const auto parts = whole.reshape({panels.size(1), together, panels.size(0), panel});
+  panels.view({panels.size(0), panels.size(1), panel, together}).copy_(parts.permute({2, 0, 3, 1}));
 }
 
 void Linear::run(const Data& data) const {

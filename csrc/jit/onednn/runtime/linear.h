@@ -37,8 +37,8 @@ struct Linear {
 
   // Sizes of the weight in panels: panels, inputs, outputs of a panel.
   std::vector<int64_t> weightSizes() const;
-  // From (inputs, outputs).
-  void toPanels(const at::Tensor& weight, const at::Tensor& panels) const;
+  // From (inputs, outputs). With twice the numbers in a panel, pairs of inputs lie side by side.
+  static void toPanels(const at::Tensor& weight, const at::Tensor& panels);
 
   // Source and result are dense rows.
   void run(const Data& data) const;

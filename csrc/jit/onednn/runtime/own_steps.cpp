@@ -129,7 +129,7 @@ class OwnSteps {
     const auto matrix = kernel.matrix();
     const auto rows = weight.permute({0, 2, 3, 1}).reshape({matrix.outputs, matrix.inputs}).t();
     auto panels = transformWeight(weight, matrix.weightSizes(),
-                                  [&](const at::Tensor& to) { matrix.toPanels(rows, to); });
+                                  [&](const at::Tensor& to) { Linear::toPanels(rows, to); });
     bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
     draft_.plan->packed.push_back(std::move(panels));
     const auto bias = bindBias(step, inputs);
@@ -233,7 +233,7 @@ class OwnSteps {
         return false;
       }
       auto panels = transformWeight(weight, kernel.weightSizes(),
-                                    [&](const at::Tensor& to) { kernel.toPanels(weight, to); });
+                                    [&](const at::Tensor& to) { Linear::toPanels(weight, to); });
       bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
       draft_.plan->packed.push_back(std::move(panels));
     }
@@ -519,8 +519,9 @@ class OwnSteps {
         weight_at[i] =
             parameter(1, weight.squeeze(1).permute({1, 2, 0}).to(at::kFloat).contiguous());
       } else {
-        auto panels = transformWeight(weight, kernel.panelSizes(weight.size(1), weight.size(0)),
-                                      [&](const at::Tensor& to) { kernel.toPanels(weight, to); });
+        auto panels = transformWeight(
+            weight, kernel.panelSizes(weight.size(1), weight.size(0)),
+            [&](const at::Tensor& to) { Linear::toPanels(weight.flatten(1).t(), to); });
         weight_at[i] =
             bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
         draft_.plan->packed.push_back(std::move(panels));
@@ -671,9 +672,10 @@ bool addOwnGroup(PlanDraft& draft) {
 
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
-  return (way == Way::usual && steps.groupedConvolution(partition)) ||
-         (way == Way::usual && steps.direct(partition)) || steps.winograd(partition, way) ||
-         steps.linear(partition, way) || steps.activation(partition);
+  const bool usual = way == Way::usual;
+  return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
+         steps.winograd(partition, way) || steps.linear(partition, way) ||
+         steps.activation(partition);
 }
 
 }  // namespace llga

@@ -24,11 +24,11 @@ class KeptArguments {
   constexpr KeptArguments() = default;
   static constexpr KeptArguments usual() { return KeptArguments(1); }
   // Of a partition of ops, of which those with SoftMax may be attention.
-  template <typename Kinds>
-  static KeptArguments of(const Kinds& kinds) {
+  template <typename Ops, typename KindOf>
+  static KeptArguments of(const Ops& ops, const KindOf& kindOf) {
     using Kind = dnnl::graph::op::kind;
     auto has = [&](Kind kind) {
-      return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+      return std::any_of(ops.begin(), ops.end(), [&](auto* op) { return kindOf(*op) == kind; });
     };
     if (!has(Kind::SoftMax)) {
       return usual();
