@@ -2218,6 +2218,43 @@ def test_convolution_by_winograd(case: str) -> None:
     assert own == [has_own_kernels()] * c.fused
 
 
+# Larger ones: oneDNN multiplies numbers of bfloat16 twice as fast.
+NARROW_WINOGRAD = {
+    "alone": Winograd((1, 64, 56, 56), 64),
+    "few_outputs": Winograd((1, 128, 45, 47), 80, padding=0, code="F.relu(self.c(x))"),
+    "much_padding": Winograd((2, 64, 57, 48), 96, padding=(2, 1), bias=False),
+    "batch": Winograd((5, 96, 32, 32), 96, code="F.relu(self.c(x))"),
+    "large_weight": Winograd((2, 256, 28, 28), 256),
+    "skip": Winograd((1, 64, 56, 56), 64, code="F.relu(self.c(x) + x)"),
+    "skip_before": Winograd((3, 96, 35, 33), 96, bias=False, code="x + self.c(x)"),
+    "chain": Winograd((1, 64, 56, 56), 64, code="F.relu(self.c(F.relu(self.c(x))) + x)"),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", NARROW_WINOGRAD)
+def test_bfloat16_convolution_by_winograd(case: str) -> None:
+    """Its arithmetic is that of float32: no further from the exact results than eager."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = NARROW_WINOGRAD[case]
+    conv = nn.Conv2d(c.size[1], c.outputs, 3, padding=c.padding, bias=c.bias)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    m = net(c.code, c=conv).eval()
+    check(m, [x], fused="_convolution", dtype=torch.bfloat16)
+    m, x = m.bfloat16(), x.bfloat16()
+    own = [name == "llga_winograd:avx512_bf16" for name in kernels_of(m, x)]
+    assert own
+    assert own == [has_narrow_products()] * len(own)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            result = script(x)
+        exact = copy.deepcopy(m).double()(x.double())
+        errors = [(y.double() - exact).norm().item() for y in (result, m(x))]
+    assert errors[0] <= 1.02 * errors[1]  # both round the result, which is most of it
+
+
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("code", ["y + self.c(y)", "F.relu(self.c(y) + y)"])
 def test_what_a_kernel_reads_is_not_written_over(code: str) -> None:
@@ -2230,15 +2267,27 @@ def test_what_a_kernel_reads_is_not_written_over(code: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("size", [(1, 64, 28, 28), (1, 256, 14, 14)], ids=["large", "small"])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        ((1, 64, 28, 28), torch.float32),
+        ((1, 256, 14, 14), torch.float32),
+        ((1, 64, 56, 56), torch.bfloat16),
+    ],
+    ids=["large", "small", "bf16"],
+)
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
-def test_winograd_spreads_nothing(size: tuple[int, ...], value: float, threads: int) -> None:
+def test_winograd_spreads_nothing(
+    size: tuple[int, ...], dtype: torch.dtype, value: float, threads: int
+) -> None:
     """The transformed tile mixes all of its pixels; an infinity reaches its own neighbours only."""
-    m = net("F.relu(self.c(x) + x)", c=nn.Conv2d(size[1], size[1], 3, padding=1)).eval()
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("F.relu(self.c(x) + x)", c=nn.Conv2d(size[1], size[1], 3, padding=1)).eval().to(dtype)
     # An exact zero times an infinity is NaN, a small number times it is an infinity.
     m.c.weight.data[::3, ::2, 1, 1] = 0
     m.c.weight.data[1::3, ::2, 1, 1] = 1e-12
-    x = torch.randn(size).to(memory_format=torch.channels_last)
+    x = torch.randn(size).to(memory_format=torch.channels_last).to(dtype)
     with restored(torch.get_num_threads, torch.set_num_threads), torch.no_grad():
         torch.set_num_threads(threads)
         script = to_script(m, [x])
@@ -2415,6 +2464,19 @@ def test_stages_of_a_resnet_are_taken_apart() -> None:
     fused = check(m, [torch.randn(1, 128, 28, 28)], groups=groups, fused="_convolution relu add")
     if has_own_kernels():
         assert all(group["aten::_convolution"] == 1 for group in fused.groups)
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_residual_blocks_in_bfloat16() -> None:
+    """oneDNN would take them as a whole; their values lie one over the other, where they may."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    resnet = _models.load_torchvision().models.resnet
+    beside = nn.Sequential(nn.Conv2d(64, 256, 1, bias=False), nn.BatchNorm2d(256))
+    blocks = [resnet.Bottleneck(256, 64) for _ in range(2)]
+    m = nn.Sequential(resnet.Bottleneck(64, 64, 1, beside), *blocks).eval()
+    x = torch.randn(1, 64, 56, 56).to(memory_format=torch.channels_last)
+    check(m, [x], fused="_convolution relu add", dtype=torch.bfloat16, calls=6)
 
 
 def test_winograd_shares_its_weight() -> None:
@@ -3241,8 +3303,15 @@ llga_fuser.compile(Net().eval(), torch.rand(1, 3, 64, 64))
 
 @pytest.mark.parametrize("joined", [True, False], ids=["joined", "not joined"])
 def test_concat_and_batch_norm_do_not_copy(joined: bool) -> None:
+    ran = primitives(NO_COPY, LLGA_FUSER_DISABLE_PASSES="" if joined else "join_concat")
+    copied = any(",concat," in line or ",batch_normalization," in line for line in ran)
+    assert copied is not joined, ran
+
+
+def primitives(code: str, **environment: str) -> list[str]:
+    """Those that oneDNN executes for a program with convolutions."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", NO_COPY],
+        [sys.executable, "-W", "ignore", "-c", code],
         capture_output=True,
         text=True,
         check=True,
@@ -3250,13 +3319,41 @@ def test_concat_and_batch_norm_do_not_copy(joined: bool) -> None:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
             "ONEDNN_VERBOSE": "1",
-            "LLGA_FUSER_DISABLE_PASSES": "" if joined else "join_concat",
+            **environment,
         },
     )
     ran = [line for line in done.stdout.splitlines() if ",exec," in line]
     assert any(",convolution," in line for line in ran), done.stdout
-    copied = any(",concat," in line or ",batch_normalization," in line for line in ran)
-    assert copied is not joined, done.stdout
+    return ran
+
+
+RESIDUAL = """
+import torch, llga_fuser
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, inputs):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(inputs, 64, 1), nn.Conv2d(64, 64, 3, padding=1)
+        self.c = nn.Conv2d(64, 256, 1)
+        self.d = nn.Conv2d(inputs, 256, 1) if inputs != 256 else nn.Identity()
+
+    def forward(self, x):
+        return torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x))))) + self.d(x))
+
+x = torch.rand(1, 64, 56, 56).to(memory_format=torch.channels_last).bfloat16()
+m = llga_fuser.compile(nn.Sequential(Block(64), Block(256), Block(256)).eval().bfloat16(), x)
+print(m(x).isnan().any())
+"""
+
+
+@pytest.mark.parametrize("arena", ["on", "off"])
+def test_sums_are_written_over_their_addends(arena: str) -> None:
+    """Else oneDNN copies an addend to where it writes the sum, 1x256x56x56 numbers."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    ran = primitives(RESIDUAL, LLGA_FUSER_ARENA=arena)
+    copied = any(",reorder," in line and ",1x256x56x56," in line for line in ran)
+    assert copied == (arena == "off" and has_narrow_products()), ran
 
 
 def nothing() -> Tensor:

@@ -242,14 +242,14 @@ class Arena final : public c10::Allocator {
   size_t wanted_ = 0;      // size of the next slab, at least
 };
 
+thread_local bool scratch_in_arena = false;
+
+}  // namespace
+
 bool usesArena() {
   static const bool uses = !switchedOff("LLGA_FUSER_ARENA");
   return uses;
 }
-
-thread_local bool scratch_in_arena = false;
-
-}  // namespace
 
 c10::Allocator* arena() { return usesArena() ? &Arena::instance() : c10::GetCPUAllocator(); }
 

@@ -18,8 +18,11 @@
 
 namespace llga {
 
-// Any thread may use it. PyTorch's allocator itself serves small blocks, and all of them if the
-// environment holds LLGA_FUSER_ARENA=off.
+// False if the environment holds LLGA_FUSER_ARENA=off.
+bool usesArena();
+
+// Any thread may use it. PyTorch's allocator itself serves small blocks, and all of them where the
+// arena is not used.
 c10::Allocator* arena();
 
 // Memory for a scratchpad, from the arena where that serves. releaseScratch() takes any that

@@ -203,7 +203,7 @@ class PlanCompiler {
     return ops;
   }
 
-  // Values that are not fused to the binary op that reads them.
+  // Values that are not fused to the op that reads them: a binary op, or a convolution.
   std::unordered_set<size_t> cuts() const {
     const auto producers = producerKinds(draft_.lowered);
     const auto& ops = draft_.lowered.ops;
@@ -211,7 +211,14 @@ class PlanCompiler {
                                      [](const OpSpec& op) { return op.kind() == OpKind::MatMul; });
     const bool folded = std::any_of(ops.begin(), ops.end(), isFolded);
     std::unordered_set<size_t> found;
-    for (const auto& op : draft_.lowered.ops) {
+    // In bfloat16 oneDNN would take the convolutions of a residual block together.
+    const bool winograd = std::any_of(ops.begin(), ops.end(), [&](const OpSpec& op) {
+      return winogradConvolution({&op}, draft_.lowered, Way::usual).has_value();
+    });
+    for (const auto& op : ops) {
+      if (winograd && op.kind() == OpKind::Convolution && producers.count(op.inputs()[0].id) != 0) {
+        found.insert(op.inputs()[0].id);
+      }
       if (!isBinary(op.kind())) {
         continue;
       }

@@ -155,7 +155,7 @@ Rectifier rectifierOf(const OpSpec& op) {
 
 // What a partition does behind its convolution.
 struct Behind {
-  std::optional<size_t> addend;  // a value of float32 like the result
+  std::optional<size_t> addend;  // a value of the data's type like the result
   Rectifier rectifier = Rectifier::none;
   Operand result;
 };
@@ -168,7 +168,7 @@ std::optional<Behind> behindConvolution(const Ops& ops) {
     const auto& terms = ops[known]->inputs();
     const bool first = terms[0].id == found.result.id;
     const auto& addend = terms[first ? 1 : 0];
-    if (first == (terms[1].id == found.result.id) || addend.dtype != at::kFloat ||
+    if (first == (terms[1].id == found.result.id) || addend.dtype != found.result.dtype ||
         addend.sizes != found.result.sizes) {
       return std::nullopt;
     }
@@ -338,14 +338,17 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
                                                                          const LoweredGraph& graph,
                                                                          Way way) {
   const bool asked = way == Way::winograd2 || way == Way::winograd4;
-  if ((!asked && way != Way::usual) || !winogradIsOn() || !isImageConvolution(*ops[0], graph)) {
+  const auto dtype = ops[0]->inputs()[0].dtype;
+  if ((!asked && way != Way::usual) || !winogradIsOn() ||
+      (dtype != at::kFloat && dtype != at::kBFloat16) ||
+      !isImageConvolution(*ops[0], graph, dtype)) {
     return std::nullopt;
   }
   const auto& data = ops[0]->inputs()[0];
   const auto& weight = ops[0]->inputs()[1];
   const auto behind = behindConvolution(ops);
   const auto ones = Shape{1, 1};
-  if (!behind || ops[0]->get_attr<int64_t>(Attr::groups) != 1 ||
+  if (!behind || behind->result.dtype != dtype || ops[0]->get_attr<int64_t>(Attr::groups) != 1 ||
       pair(*weight.sizes) != std::array<int64_t, 2>{3, 3} ||
       ops[0]->get_attr<Shape>(Attr::strides) != ones ||
       ops[0]->get_attr<Shape>(Attr::dilations) != ones ||
@@ -358,7 +361,8 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
                              pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
                              (*data.sizes)[1],
                              (*weight.sizes)[0],
-                             behind->rectifier == Rectifier::relu};
+                             behind->rectifier == Rectifier::relu,
+                             dtype};
   if (!kernel.isSupported()) {
     return std::nullopt;
   }

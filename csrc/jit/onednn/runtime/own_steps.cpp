@@ -70,8 +70,7 @@ class OwnSteps {
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
-    if (!found || draft_.request.fpmath_mode != dnnl::fpmath_mode::strict ||
-        !overChannelsLast(data, result)) {
+    if (!found || !isStrict(data) || !overChannelsLast(data, result)) {
       return false;
     }
     if (!mayAdd(found->addend, result)) {
@@ -85,7 +84,7 @@ class OwnSteps {
     const auto& kernel = found->kernel;
     Plan::Step step;
     bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
-    auto transformed = transformWeight(weight, kernel.weightSizes(),
+    auto transformed = transformWeight(weight, kernel.weightSizes(), at::kFloat,
                                        [&](const at::Tensor& to) { kernel.transform(weight, to); });
     bind(step, draft_.constantSlot(transformed->data()), draft_.inputLayout(inputs[1].id));
     draft_.plan->packed.push_back(std::move(transformed));
@@ -93,10 +92,10 @@ class OwnSteps {
     const auto addend = bindAddend(step, found->addend, result);
     addChannelsLastResult(step, result);
     step.kernel = {[kernel, weight, bias, addend](auto from, auto to) {
-                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
-                     kernel.run({data(0), data(1), weight.template const_data_ptr<float>(),
-                                 bias != 0 ? data(bias) : nullptr,
-                                 addend != 0 ? data(addend) : nullptr, static_cast<float*>(to[0])});
+                     auto floats = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({from[0], floats(1), weight.const_data_ptr(),
+                                 bias != 0 ? floats(bias) : nullptr,
+                                 addend != 0 ? from[addend] : nullptr, to[0]});
                    },
                    "convolution", fmt::format("llga_winograd:{}", kernel.isa())};
     draft_.plan->steps.push_back(std::move(step));
@@ -110,8 +109,7 @@ class OwnSteps {
     const auto& inputs = ops[0]->inputs();
     const auto& data = inputs[0];
     const auto& result = ops.back()->outputs()[0];
-    if (!found || draft_.request.fpmath_mode != dnnl::fpmath_mode::strict ||
-        !draft_.knownSlot(data.id)) {
+    if (!found || !isStrict(data) || !draft_.knownSlot(data.id)) {
       return false;
     }
     const auto layout = draft_.inputLayout(data.id);
@@ -128,7 +126,7 @@ class OwnSteps {
     bind(step, *draft_.knownSlot(data.id), layout);
     const auto matrix = kernel.matrix();
     const auto rows = weight.permute({0, 2, 3, 1}).reshape({matrix.outputs, matrix.inputs}).t();
-    auto panels = transformWeight(weight, matrix.weightSizes(),
+    auto panels = transformWeight(weight, matrix.weightSizes(), at::kFloat,
                                   [&](const at::Tensor& to) { Linear::toPanels(rows, to); });
     bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
     draft_.plan->packed.push_back(std::move(panels));
@@ -161,12 +159,23 @@ class OwnSteps {
     return step.inputs.size() - 1;
   }
 
+  // A constant, as dense numbers of float32.
+  size_t bindParameter(Plan::Step& step, const Operand& operand, const at::Tensor& value) {
+    const auto tensor = value.to(at::kFloat).contiguous();
+    return bind(step, draft_.keep(tensor),
+                strided(operand.id, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(),
+                        /*constant=*/true));
+  }
+
   // The constant bias of a convolution; 0 if it has none.
   size_t bindBias(Plan::Step& step, const std::vector<Operand>& inputs) {
-    return inputs.size() < 3
-               ? 0
-               : bind(step, draft_.keep(draft_.constantTensor(inputs[2].id).contiguous()),
-                      draft_.inputLayout(inputs[2].id));
+    return inputs.size() < 3 ? 0
+                             : bindParameter(step, inputs[2], draft_.constantTensor(inputs[2].id));
+  }
+
+  // Numbers of float32 are to be computed as such.
+  bool isStrict(const Operand& data) const {
+    return data.dtype != at::kFloat || draft_.request.fpmath_mode == dnnl::fpmath_mode::strict;
   }
 
   // What is added to the result, which may take its place; 0 if nothing is.
@@ -232,17 +241,14 @@ class OwnSteps {
       if (findReleasable(weight)) {
         return false;
       }
-      auto panels = transformWeight(weight, kernel.weightSizes(),
+      auto panels = transformWeight(weight, kernel.weightSizes(), at::kFloat,
                                     [&](const at::Tensor& to) { Linear::toPanels(weight, to); });
       bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
       draft_.plan->packed.push_back(std::move(panels));
     }
     size_t bias = 0;
     if (found->bias) {
-      const auto tensor = draft_.constantTensor(found->bias->id).contiguous();
-      bias = bind(step, draft_.keep(tensor),
-                  strided(found->bias->id, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(),
-                          /*constant=*/true));
+      bias = bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id));
     }
     const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, strides));
@@ -480,9 +486,7 @@ class OwnSteps {
     const auto found = llga::expansion(draft_.lowered);
     if (!found || draft_.group_outputs.size() != 1 ||
         draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
-        (found->data.dtype == at::kFloat &&
-         draft_.request.fpmath_mode != dnnl::fpmath_mode::strict) ||
-        !overChannelsLast(found->data, found->result)) {
+        !isStrict(found->data) || !overChannelsLast(found->data, found->result)) {
       return false;
     }
     if (!mayAdd(found->addend, found->result)) {
@@ -510,26 +514,17 @@ class OwnSteps {
     for (size_t i = 0; i < convolutions.size(); ++i) {
       const auto& inputs = convolutions[i]->inputs();
       const auto& weight = weights[i];
-      const auto parameter = [&](size_t input, const at::Tensor& tensor) {
-        return bind(step, draft_.keep(tensor),
-                    strided(inputs[input].id, at::kFloat, tensor.sizes().vec(),
-                            tensor.strides().vec(), /*constant=*/true));
-      };
       if (i == 1) {
-        weight_at[i] =
-            parameter(1, weight.squeeze(1).permute({1, 2, 0}).to(at::kFloat).contiguous());
+        weight_at[i] = bindParameter(step, inputs[1], weight.squeeze(1).permute({1, 2, 0}));
       } else {
         auto panels = transformWeight(
-            weight, kernel.panelSizes(weight.size(1), weight.size(0)),
+            weight, kernel.panelSizes(weight.size(1), weight.size(0)), weight.scalar_type(),
             [&](const at::Tensor& to) { Linear::toPanels(weight.flatten(1).t(), to); });
         weight_at[i] =
             bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
         draft_.plan->packed.push_back(std::move(panels));
       }
-      if (inputs.size() == 3) {
-        const auto bias = draft_.constantTensor(inputs[2].id);
-        bias_at[i] = parameter(2, bias.to(at::kFloat).contiguous());
-      }
+      bias_at[i] = bindBias(step, inputs);
     }
     size_t addend = 0;
     if (found->addend) {

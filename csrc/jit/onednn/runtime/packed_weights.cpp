@@ -321,12 +321,12 @@ PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Place
   });
 }
 
-PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes,
+PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes, at::ScalarType dtype,
                                 const std::function<void(const at::Tensor&)>& transform) {
   const Layout wanted(0, dnnl::graph::logical_tensor::data_type::f32, sizes,
                       c10::TensorType::contiguousStridesOf(sizes));
   return shared(weight, wanted, Placement::aligned, [&] {
-    auto result = allocateWeight(sizes, weight.options());
+    auto result = allocateWeight(sizes, weight.options().dtype(dtype));
     transform(result);
     return result;
   });

@@ -47,9 +47,9 @@ enum class Placement {
 // `weight` in layout `layout`; packed now unless some plan already has it. Throws PackError.
 PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement);
 
-// What `transform` makes of `weight` and writes to the contiguous float32 tensor that it is given;
-// `sizes` are the result's, and of all transformations of a weight only this one has them.
-PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes,
+// What `transform` makes of `weight` and writes to the contiguous tensor that it is given; `sizes`
+// and `dtype` are that one's, and of all transformations of a weight only this one has such sizes.
+PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes, at::ScalarType dtype,
                                 const std::function<void(const at::Tensor&)>& transform);
 
 // Bytes of all packed weights alive.

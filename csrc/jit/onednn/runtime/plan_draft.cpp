@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "jit/onednn/runtime/releasable_weights.h"
+#include "jit/onednn/runtime/temporaries.h"
 
 namespace llga {
 
@@ -212,6 +213,9 @@ std::shared_ptr<const Plan> PlanDraft::finished() {
     describeOutput(i);
   }
   plan->division = request.division;
+  if (usesArena()) {
+    shareTemporaries(*plan, inplace);
+  }
   plan->prepare();
   return plan;
 }

@@ -30,26 +30,39 @@ const winograd::Kernels* kernels() {
 
 int64_t panels(int64_t outputs) { return (outputs + kernels()->panel - 1) / kernels()->panel; }
 
-// Costs are in multiplications.
-constexpr double kGain = 0.75;       // more of oneDNN's cost isn't worth a weight of another size
-constexpr double kLargeGain = 0.85;  // nor is less of the small tile's
-constexpr double kFewest = 2e6;      // products of a convolution that is worth it
-
-double directCost(const WinogradConvolution& c) {
-  const auto pixels = static_cast<double>(c.images * c.result_size[0] * c.result_size[1]);
-  return static_cast<double>(9 * c.inputs * c.outputs) * (pixels + kernels()->read);
-}
+constexpr int64_t kMostTiles = 64;         // that are computed at once
+constexpr int64_t kSmallWeight = 1 << 18;  // floats
 
 int64_t tilesOf(const WinogradConvolution& c, int64_t tile) {
   return c.images * ((c.result_size[0] + tile - 1) / tile) * ((c.result_size[1] + tile - 1) / tile);
+}
+
+bool isSmall(const WinogradConvolution& c, int64_t tile) {
+  return winograd::points(tile) * c.inputs * c.outputs <= kSmallWeight;
+}
+
+// Costs are in multiplications.
+constexpr double kLargeGain = 0.85;  // less of the small tile's isn't worth a larger weight
+constexpr double kFewest = 2e6;      // products of a convolution that is worth it
+
+winograd::Costs costs(const WinogradConvolution& c) {
+  return c.dtype == at::kBFloat16 ? winograd::avx512_bf16.costs : kernels()->costs;
+}
+
+double directCost(const WinogradConvolution& c) {
+  const auto pixels = static_cast<double>(c.images * c.result_size[0] * c.result_size[1]);
+  const auto one = costs(c);
+  return static_cast<double>(9 * c.inputs * c.outputs) * (one.direct * pixels + one.direct_read);
 }
 
 double cost(const WinogradConvolution& c, int64_t tile) {
   const auto tiles = static_cast<double>(tilesOf(c, tile));
   const auto products = static_cast<double>(c.inputs * c.outputs);
   const auto numbers = static_cast<double>(c.inputs + c.outputs);
+  const auto one = costs(c);
+  const auto again = isSmall(c, tile) ? 0 : std::max(0., tiles / kMostTiles - 1);
   return static_cast<double>(winograd::points(tile)) *
-         (products * (tiles + kernels()->read) + kernels()->transform * numbers * tiles);
+         (products * (tiles + one.read + one.reread * again) + one.transform * numbers * tiles);
 }
 
 // G: what each of three weights in a row is worth at a point.
@@ -88,10 +101,13 @@ void transformTile(const Factors& g, const float* weight, float* to, int64_t str
 
 }  // namespace
 
-const char* WinogradConvolution::isa() { return kernels()->name; }
+const char* WinogradConvolution::isa() const {
+  return dtype == at::kBFloat16 ? winograd::avx512_bf16.name : kernels()->name;
+}
 
 bool WinogradConvolution::isSupported() const {
-  return kernels() != nullptr && inputs % kernels()->vector == 0 &&
+  const bool known = dtype == at::kFloat || (usesAvx512Bf16() && !usesAmx());
+  return known && kernels() != nullptr && inputs % kernels()->vector == 0 &&
          outputs % kernels()->vector == 0;
 }
 
@@ -99,7 +115,7 @@ int64_t WinogradConvolution::chooseTile() const {
   const auto direct = directCost(*this);
   const auto small = cost(*this, 2);
   const auto large = cost(*this, 4);
-  if (direct < kFewest || std::min(small, large) > kGain * direct) {
+  if (direct < kFewest || std::min(small, large) > costs(*this).most * direct) {
     return 0;
   }
   return large < kLargeGain * small ? 4 : 2;
@@ -115,7 +131,8 @@ void WinogradConvolution::transform(const at::Tensor& weight, const at::Tensor& 
   if (outputs % panel != 0) {
     transformed.zero_();
   }
-  const auto* from = weight.const_data_ptr<float>();
+  const auto wide = weight.to(at::kFloat);
+  const auto* from = wide.const_data_ptr<float>();
   auto* to = transformed.mutable_data_ptr<float>();
   at::parallel_for(0, panels(outputs), 1, [&](int64_t first, int64_t last) {
     for (auto p = first; p < last; ++p) {
@@ -130,21 +147,40 @@ void WinogradConvolution::transform(const at::Tensor& weight, const at::Tensor& 
 }
 
 void WinogradConvolution::run(const Data& data) const {
-  constexpr int64_t kMostTiles = 64;
-  constexpr int64_t kFewTiles = 24;          // where the weight is large
-  constexpr int64_t kSmallWeight = 1 << 18;  // floats
-  constexpr int64_t kNear = 1 << 16;         // floats of working memory: in a core's own cache
-  const winograd::Problem problem{size[0],    size[1],    result_size[0], result_size[1],
-                                  padding[0], padding[1], inputs,         outputs,
-                                  tile,       relu,       data.source,    data.weight,
-                                  data.plain, data.bias,  data.addend,    data.result};
+  if (dtype == at::kBFloat16) {
+    runAs<Bfloat16>(data, winograd::avx512_bf16.run);
+  } else {
+    runAs<float>(data, kernels()->run);
+  }
+}
+
+template <typename T, typename Run>
+void WinogradConvolution::runAs(const Data& data, const Run& runTask) const {
+  constexpr int64_t kFewTiles = 24;   // where the weight is large
+  constexpr int64_t kNear = 1 << 16;  // floats of working memory: in a core's own cache
+  const winograd::ProblemOf<T> problem{size[0],
+                                       size[1],
+                                       result_size[0],
+                                       result_size[1],
+                                       padding[0],
+                                       padding[1],
+                                       inputs,
+                                       outputs,
+                                       tile,
+                                       relu,
+                                       static_cast<const T*>(data.source),
+                                       data.weight,
+                                       static_cast<const T*>(data.plain),
+                                       data.bias,
+                                       static_cast<const T*>(data.addend),
+                                       static_cast<T*>(data.result)};
   const auto threads = static_cast<int64_t>(at::get_num_threads());
   const auto tiles = tilesOf(*this, tile);
   // The weight is read once for each block of tiles: blocks are larger where it is large. Threads
   // divide blocks between them, or outputs where there would be too few tiles for each.
-  const bool small = winograd::points(tile) * inputs * outputs <= kSmallWeight;
-  const auto one = kernels()->scratch(problem, {0, 1, 0, outputs});
-  const auto most = small ? std::clamp(kNear / one, kernels()->rows, kMostTiles) : kMostTiles;
+  const auto one = kernels()->scratch(tile, inputs, {0, 1, 0, outputs});
+  const auto most =
+      isSmall(*this, tile) ? std::clamp(kNear / one, kernels()->rows, kMostTiles) : kMostTiles;
   auto blocks = (tiles + most - 1) / most;
   if (tiles >= threads * kFewTiles) {
     blocks = (blocks + threads - 1) / threads * threads;
@@ -152,8 +188,8 @@ void WinogradConvolution::run(const Data& data) const {
   const auto wanted = std::max<int64_t>(1, threads / blocks);
   const auto part = (panels(outputs) + wanted - 1) / wanted * kernels()->panel;
   const auto parts = (outputs + part - 1) / part;
-  const auto scratch =
-      kernels()->scratch(problem, {0, (tiles + blocks - 1) / blocks, 0, std::min(part, outputs)});
+  const auto scratch = kernels()->scratch(
+      tile, inputs, {0, (tiles + blocks - 1) / blocks, 0, std::min(part, outputs)});
 
   at::parallel_for(0, blocks * parts, 1, [&](int64_t from, int64_t to) {
     const auto memory = arena()->allocate(static_cast<size_t>(scratch) * sizeof(float));
@@ -162,7 +198,7 @@ void WinogradConvolution::run(const Data& data) const {
       const auto output = i % parts * part;
       const winograd::Task task{first_tile, tiles * (i / parts + 1) / blocks - first_tile, output,
                                 std::min(part, outputs - output)};
-      kernels()->run(problem, task, static_cast<float*>(memory.get()));
+      runTask(problem, task, static_cast<float*>(memory.get()));
     }
   });
 }

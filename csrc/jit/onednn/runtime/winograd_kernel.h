@@ -3,6 +3,8 @@
 //   V, kWidth, kRows; load, store, broadcast, zero, add, sub, mul, fmadd (a*b+c), fnmadd (c-a*b),
 //   max (b where one is NaN), isZero (all of a vector)
 //
+// vector.h reads and writes numbers of other types.
+//
 // A tile of m x m results comes from n x n pixels, n = m + 2, by Winograd's algorithm:
 //
 //   Y = A' [ sum over inputs of (G g G') * (B' d B) ] A
@@ -11,6 +13,7 @@
 // for m = 4. With the usual 1 and 2 in the place of 3/4 and 3/2, rounding errors would be four
 // times as large. (Lavin, Gray: Fast Algorithms for Convolutional Neural Networks; Barabasz et al.:
 // Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks.)
+#include "jit/onednn/runtime/vector.h"
 #include "jit/onednn/runtime/winograd_tiles.h"
 
 namespace llga::winograd {
@@ -72,15 +75,26 @@ inline void transformOut(const V (&m)[6], V (&y)[4]) {
   y[3] = Simd::add(m[5], Simd::fmadd(aa, odd_a, Simd::mul(bb, odd_b)));
 }
 
+inline float wide(float number) { return number; }
+
+inline float wide(Bfloat16 number) {
+  const auto bits = static_cast<uint32_t>(number) << 16U;
+  float result;
+  __builtin_memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+template <typename T>
 struct Position {
-  const float* image;
-  float* result;        // of the image
-  const float* addend;  // of the image, or null
-  int64_t y;            // of the first result
+  const T* image;
+  T* result;        // of the image
+  const T* addend;  // of the image, or null
+  int64_t y;        // of the first result
   int64_t x;
 };
 
-Position positionOf(const Problem& p, int64_t tile) {
+template <typename T>
+Position<T> positionOf(const ProblemOf<T>& p, int64_t tile) {
   const auto across = p.tilesAcross();
   const auto of_image = p.tilesDown() * across;
   const auto image = tile / of_image;
@@ -92,8 +106,8 @@ Position positionOf(const Problem& p, int64_t tile) {
 }
 
 // The pixels of a tile: in the image, or in `copy` with zeros around the image.
-template <int n>
-const float* window(const Problem& p, const Position& at, float* copy, int64_t& row_size) {
+template <int n, typename T>
+const T* window(const ProblemOf<T>& p, const Position<T>& at, T* copy, int64_t& row_size) {
   const auto top = at.y - p.top;
   const auto left = at.x - p.left;
   if (top >= 0 && left >= 0 && top + n <= p.height && left + n <= p.width) {
@@ -107,7 +121,11 @@ const float* window(const Problem& p, const Position& at, float* copy, int64_t& 
       const bool inside = y >= 0 && x >= 0 && y < p.height && x < p.width;
       const auto* from = at.image + (y * p.width + x) * p.inputs;
       for (int64_t c = 0; c < p.inputs; c += kWidth) {
-        Simd::store(to + c, inside ? Simd::load(from + c) : Simd::zero());
+        if (inside) {
+          __builtin_memcpy(to + c, from + c, kWidth * sizeof(T));
+        } else {
+          __builtin_memset(to + c, 0, kWidth * sizeof(T));
+        }
       }
     }
   }
@@ -115,8 +133,8 @@ const float* window(const Problem& p, const Position& at, float* copy, int64_t& 
 }
 
 // One tile to `to`, whose points are `point_size` numbers apart.
-template <int n>
-void transformTile(const Problem& p, const Position& at, float* copy, float* to,
+template <int n, typename T>
+void transformTile(const ProblemOf<T>& p, const Position<T>& at, T* copy, float* to,
                    int64_t point_size) {
   int64_t row_size = 0;
   const auto* from = window<n>(p, at, copy, row_size);
@@ -127,7 +145,7 @@ void transformTile(const Problem& p, const Position& at, float* copy, float* to,
       V pixels[n];
 #pragma GCC unroll 6
       for (int y = 0; y < n; ++y) {
-        pixels[y] = Simd::load(from + y * row_size + x * p.inputs + c);
+        pixels[y] = loadVector(from + y * row_size + x * p.inputs + c);
       }
       transformIn(pixels, columns[x]);
     }
@@ -188,8 +206,8 @@ struct UpTo<0, rows...> {
 
 // By the definition of a convolution: for a tile in which an infinity, NaN or overflow would have
 // spread. Sums of kWidth results from `output` on, for each of its m x m pixels.
-template <int m>
-void direct(const Problem& p, const float* pixels, int64_t row_size, int64_t output,
+template <int m, typename T>
+void direct(const ProblemOf<T>& p, const T* pixels, int64_t row_size, int64_t output,
             V (&results)[m][m]) {
   for (auto& row : results) {
     for (auto& result : row) {
@@ -201,13 +219,13 @@ void direct(const Problem& p, const float* pixels, int64_t row_size, int64_t out
     for (int64_t k = 0; k < 9; ++k) {
       float numbers[kWidth];
       for (int64_t o = 0; o < kWidth; ++o) {
-        numbers[o] = weight[o * p.inputs * 9 + k];
+        numbers[o] = wide(weight[o * p.inputs * 9 + k]);
       }
       const auto factors = Simd::load(numbers);
       const auto* pixel = pixels + k / 3 * row_size + k % 3 * p.inputs + i;
       for (int y = 0; y < m; ++y) {
         for (int x = 0; x < m; ++x) {
-          const auto number = Simd::broadcast(pixel[y * row_size + x * p.inputs]);
+          const auto number = Simd::broadcast(wide(pixel[y * row_size + x * p.inputs]));
           results[y][x] = Simd::fmadd(number, factors, results[y][x]);
         }
       }
@@ -216,9 +234,9 @@ void direct(const Problem& p, const float* pixels, int64_t row_size, int64_t out
 }
 
 // The results of one tile from its sums, for `count` outputs from `output` on.
-template <int m>
-void finishTile(const Problem& p, const Position& at, const float* sums, int64_t point_size,
-                int64_t output, int64_t count, float* copy) {
+template <int m, typename T>
+void finishTile(const ProblemOf<T>& p, const Position<T>& at, const float* sums, int64_t point_size,
+                int64_t output, int64_t count, T* copy) {
   constexpr int n = m + 2;
   const auto down = p.result_height - at.y;  // that are wanted
   const auto across = p.result_width - at.x;
@@ -262,30 +280,30 @@ void finishTile(const Problem& p, const Position& at, const float* sums, int64_t
           const auto offset = ((at.y + y) * p.result_width + at.x + x) * p.outputs + output + o;
           auto result = Simd::add(results[y][x], bias);
           if (at.addend != nullptr) {
-            result = Simd::add(result, Simd::load(at.addend + offset));
+            result = Simd::add(result, loadVector(at.addend + offset));
           }
           if (p.relu) {
             result = Simd::max(Simd::zero(), result);
           }
-          Simd::store(at.result + offset, result);
+          storeVector(at.result + offset, result);
         }
       }
     }
   }
 }
 
-int64_t scratchOf(const Problem& p, const Task& task) {
+inline int64_t scratchOf(int64_t tile, int64_t inputs, const Task& task) {
   const auto chunk = task.outputs < kChunk ? inPanels(task.outputs) : kChunk;
-  return points(p.tile) * (task.tiles * (p.inputs + chunk) + p.inputs);
+  return points(tile) * (task.tiles * (inputs + chunk) + inputs);
 }
 
-template <int m>
-void runTiles(const Problem& p, const Task& task, float* scratch) {
+template <int m, typename T>
+void runTiles(const ProblemOf<T>& p, const Task& task, float* scratch) {
   constexpr int64_t all = points(m);
   const auto point_size = task.tiles * p.inputs;
   auto* transformed = scratch;
-  auto* copy = transformed + all * point_size;
-  auto* sums = copy + all * p.inputs;
+  auto* sums = transformed + all * point_size + all * p.inputs;
+  auto* copy = reinterpret_cast<T*>(transformed + all * point_size);
   for (int64_t t = 0; t < task.tiles; ++t) {
     transformTile<m + 2>(p, positionOf(p, task.first_tile + t), copy, transformed + t * p.inputs,
                          point_size);
@@ -315,7 +333,8 @@ void runTiles(const Problem& p, const Task& task, float* scratch) {
   }
 }
 
-void runTask(const Problem& p, const Task& task, float* scratch) {
+template <typename T>
+void runTask(const ProblemOf<T>& p, const Task& task, float* scratch) {
   p.tile == 2 ? runTiles<2>(p, task, scratch) : runTiles<4>(p, task, scratch);
 }
 

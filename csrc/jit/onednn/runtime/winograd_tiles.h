@@ -5,10 +5,14 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/bfloat16.h"
+
 namespace llga::winograd {
 
-// A convolution over channels-last images, in tiles of `tile` x `tile` results.
-struct Problem {
+// A convolution over channels-last images of T, in tiles of `tile` x `tile` results. Whatever T is,
+// the arithmetic is that of float32.
+template <typename T>
+struct ProblemOf {
   int64_t height;  // of an image
   int64_t width;
   int64_t result_height;
@@ -20,12 +24,12 @@ struct Problem {
   int64_t tile;
   bool relu;
 
-  const float* source;
+  const T* source;
   const float* weight;  // (point, panel, input, output of the panel)
-  const float* plain;   // (output, input, 3, 3)
+  const T* plain;       // (output, input, 3, 3)
   const float* bias;    // or null
-  const float* addend;  // as the result, or null; may be the result
-  float* result;
+  const T* addend;      // as the result, or null; may be the result
+  T* result;
 
   [[gnu::always_inline]] int64_t tilesDown() const { return (result_height + tile - 1) / tile; }
   [[gnu::always_inline]] int64_t tilesAcross() const { return (result_width + tile - 1) / tile; }
@@ -39,22 +43,40 @@ struct Task {
   int64_t outputs;
 };
 
+// What takes how long, as multiplications.
+struct Costs {
+  double transform;    // of one number of a tile
+  double read;         // of one of the transformed weight
+  double reread;       // of one of a large weight, for each block of tiles behind the first
+  double direct;       // one product of oneDNN's convolution
+  double direct_read;  // of one of its weight
+  double most;         // part of that convolution's cost that is worth a weight of another size
+};
+
 // What there is for one instruction set.
 struct Kernels {
   const char* name;
   int64_t vector;  // numbers; channels are multiples of it
   int64_t panel;   // outputs whose weights lie together
   int64_t rows;    // tiles that are multiplied at once
-  // Cost, as multiplications: to transform one number of a tile, to read one of the weight.
-  double transform;
-  double read;
-  // Floats of memory that run() works in, aligned to 64 bytes.
-  int64_t (*scratch)(const Problem& problem, const Task& task);
-  void (*run)(const Problem& problem, const Task& task, float* scratch);
+  Costs costs;
+  // Floats of memory that run() works in, aligned to 64 bytes; for tiles of this size and so many
+  // channels of the images.
+  int64_t (*scratch)(int64_t tile, int64_t inputs, const Task& task);
+  void (*run)(const ProblemOf<float>& problem, const Task& task, float* scratch);
 };
 
 extern const Kernels avx2;
 extern const Kernels avx512;
+
+// With AVX-512's instructions for bfloat16; in all else like avx512.
+struct NarrowKernels {
+  const char* name;
+  Costs costs;
+  void (*run)(const ProblemOf<Bfloat16>& problem, const Task& task, float* scratch);
+};
+
+extern const NarrowKernels avx512_bf16;
 
 // How many numbers a transformed tile has.
 [[gnu::always_inline]] constexpr int64_t points(int64_t tile) { return (tile + 2) * (tile + 2); }
