@@ -11,6 +11,7 @@ import copy
 import functools
 import gc
 import io
+import itertools
 import os
 import pickle
 import re
@@ -912,6 +913,26 @@ def test_packed_weights_side_by_side() -> None:
         int, child("packed_memory", environment={"LLGA_FUSER_HUGE_PAGES": "off"}).split()
     )
     assert freed > 7 * MIB and advised == 0
+
+
+def test_compiling_keeps_values_no_longer_than_the_graph() -> None:
+    """A group of four ops is compiled for a new shape: not all of its values at once."""
+
+    def chain(x: Tensor) -> Tensor:
+        return torch.relu(torch.relu(x * 0.5) * 0.5) * 0.25
+
+    x = torch.randn(2, 512, 1024)
+    fused = llga_fuser.compile(chain, x[:1])
+    (group,) = llga_fuser.report(fused, x[:1]).groups
+    assert len(group.ops) >= 4
+    misses = llga_fuser.cache_info().misses
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        result = fused(x)
+    assert_same(result, chain(x))
+    assert llga_fuser.cache_info().misses == misses + 1
+    allocated = [e.nbytes() for e in profile.profiler.kineto_results.events() if e.nbytes()]
+    assert 1 <= max(itertools.accumulate(allocated)) / x.nbytes < 4
 
 
 def test_arena_serves_many_threads(arena: Callable[[], int]) -> None:

@@ -1,7 +1,6 @@
 #include "jit/onednn/ahead_of_time.h"
 
 #include <ATen/autocast_mode.h>
-#include <c10/util/irange.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/passes/canonicalize_graph_fuser_ops.h>
 #include <torch/csrc/jit/passes/common_subexpression_elimination.h>
@@ -14,12 +13,13 @@
 #include <torch/csrc/jit/passes/peephole.h>
 #include <torch/csrc/jit/passes/remove_expands.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
-#include <torch/csrc/jit/runtime/interpreter.h>
 
+#include <unordered_map>
 #include <unordered_set>
 
 #include "jit/onednn/interface.h"
 #include "jit/onednn/kernel.h"
+#include "jit/onednn/observed_run.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 
 namespace llga {
@@ -30,108 +30,20 @@ using torch::jit::Stack;
 
 // ----------------------------------------------------------------------------- types from a run
 
-Symbol observeKind() {
-  static const Symbol kind = Symbol::fromQualString("llga::observe");
-  return kind;
-}
-
-Symbol recordingAttr() {
-  static const Symbol attr = Symbol::attr("llga_recording");
-  return attr;
-}
-
-Symbol firstAttr() {
-  static const Symbol attr = Symbol::attr("llga_first");
-  return attr;
-}
-
-// What the values of a graph were, by number. Runs of one graph come one after the other.
-struct Recording final : torch::CustomClassHolder {
-  std::vector<c10::TensorTypePtr> types;
-};
-
-// A copy of a graph that notes the type of every tensor it computes:
-//
-//   %2 : Tensor = aten::relu(%1)     ->     %2 : Tensor = aten::relu(%1)
-//                                            = llga::observe[llga_first=7](%2)
-class ObservedGraph {
- public:
-  explicit ObservedGraph(Graph& graph)
-      : graph_(graph.copy()), recording_(c10::make_intrusive<Recording>()) {
-    visit(graph.block(), graph_->block());
-    recording_->types.resize(originals_.size());
+// Gives every tensor in `graph` the type that it had when it was first computed.
+void observeTypes(Graph& graph, const std::vector<Stack>& examples) {
+  std::unordered_map<Value*, c10::TensorTypePtr> types;
+  const ObservedGraph observed(graph, [&types](Value* value, const c10::IValue& now) {
+    if (isTensor(value) && now.isTensor() && now.toTensor().defined() && !types.contains(value)) {
+      types.emplace(value, c10::TensorType::create(now.toTensor()));
+    }
+  });
+  for (const auto& inputs : examples) {
+    observed.run(inputs);
   }
-
-  void run(const std::vector<Stack>& examples) {
-    const torch::jit::Code code(graph_, "llga_observe");
-    for (auto inputs : examples) {
-      torch::jit::InterpreterState(code).run(inputs);
-    }
+  for (const auto& [value, type] : types) {
+    value->setType(type);
   }
-
-  void writeTypes() const {
-    for (const auto i : c10::irange(originals_.size())) {
-      if (const auto& type = recording_->types[i]) {
-        originals_[i]->setType(type);
-      }
-    }
-  }
-
- private:
-  // Original and copy are walked in step; only the copy gets nodes.
-  void visit(Block* original, Block* copy) {
-    auto* first = *copy->nodes().begin();  // or the return node
-    auto source = original->nodes().begin();
-    for (auto it = copy->nodes().begin(); it != copy->nodes().end(); ++source) {
-      auto* node = *it++;
-      for (const auto i : c10::irange(node->blocks().size())) {
-        visit(source->blocks()[i], node->blocks()[i]);
-      }
-      if (node->kind() != torch::jit::prim::Constant) {
-        observe(source->outputs(), node->outputs(), *it);
-      }
-    }
-    observe(original->inputs(), copy->inputs(), first);
-  }
-
-  void observe(at::ArrayRef<Value*> originals, at::ArrayRef<Value*> copies, Node* before) {
-    std::vector<Value*> tensors;
-    const auto number = originals_.size();
-    for (const auto i : c10::irange(originals.size())) {
-      if (isTensor(originals[i])) {
-        originals_.push_back(originals[i]);
-        tensors.push_back(copies[i]);
-      }
-    }
-    if (tensors.empty()) {
-      return;
-    }
-    auto* node = graph_->create(observeKind(), tensors, /*num_outputs=*/0);
-    node->ival_(recordingAttr(), c10::IValue::make_capsule(recording_));
-    node->i_(firstAttr(), static_cast<int64_t>(number));
-    node->insertBefore(before);
-  }
-
-  std::shared_ptr<Graph> graph_;
-  c10::intrusive_ptr<Recording> recording_;
-  std::vector<Value*> originals_;
-};
-
-torch::jit::Operation observeOperation(const Node* node) {
-  const auto recording =
-      c10::static_intrusive_pointer_cast<Recording>(node->ival(recordingAttr()).toCapsule());
-  const auto first = static_cast<size_t>(node->i(firstAttr()));
-  const auto count = node->inputs().size();
-  return [recording, first, count](Stack& stack) {
-    const auto values = torch::jit::last(stack, count);
-    for (const auto i : c10::irange(count)) {
-      auto& type = recording->types[first + i];
-      if (!type && values[i].isTensor() && values[i].toTensor().defined()) {
-        type = c10::TensorType::create(values[i].toTensor());
-      }
-    }
-    torch::jit::drop(stack, count);
-  };
 }
 
 // ----------------------------------------------------------------------------------- optimising
@@ -311,11 +223,7 @@ void install(GraphFunction& function, Graph& fused, const CompileOptions& option
 std::shared_ptr<Graph> fuseAhead(Graph& graph, const std::vector<Stack>& examples) {
   auto fused = graph.copy();
   optimize(fused);
-  {
-    ObservedGraph observed(*fused);
-    observed.run(examples);
-    observed.writeTypes();
-  }
+  observeTypes(*fused, examples);
   runPipeline(fused);
   return fused;
 }
@@ -379,7 +287,6 @@ size_t releaseWeights(GraphFunction& compiled) {
 
 void registerAheadOfTime() {
   static const torch::jit::RegisterOperators registration({
-      torch::jit::Operator(observeKind(), observeOperation, c10::AliasAnalysisKind::CONSERVATIVE),
       // Conservative, as passes must not compare the tensors of two such nodes.
       torch::jit::Operator(weightKind(), weightOperation, c10::AliasAnalysisKind::CONSERVATIVE),
   });

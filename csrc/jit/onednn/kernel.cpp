@@ -19,6 +19,7 @@
 
 #include "jit/onednn/inspect.h"
 #include "jit/onednn/module_watch.h"
+#include "jit/onednn/observed_run.h"
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/autotune.h"
 #include "jit/onednn/runtime/compile.h"
@@ -151,28 +152,9 @@ at::Tensor asInEager(const at::Tensor& tensor, int64_t owned) {
 
 // Runs the subgraph once with concrete inputs and notes what every value is.
 void recordRun(Graph& subgraph, Stack inputs, RecordedFacts& facts) {
-  for (const auto i : c10::irange(inputs.size())) {
-    facts.record(subgraph.inputs()[i], inputs[i]);
-  }
-  // A copy that returns all its values. Original and copy are walked in step.
-  auto copy = subgraph.copy();
-  copy->block()->removeAllOutputs();
-  std::vector<const Value*> originals;
-  auto copied = copy->nodes().begin();
-  for (auto* node : subgraph.nodes()) {
-    for (const auto i : c10::irange(node->outputs().size())) {
-      if (node->kind() != torch::jit::prim::Constant && !isTensorList(node->outputs()[i])) {
-        originals.push_back(node->outputs()[i]);
-        copy->registerOutput((*copied)->outputs()[i]);
-      }
-    }
-    ++copied;
-  }
-  const torch::jit::Code code(copy, "llga_record");
-  torch::jit::InterpreterState(code).run(inputs);
-  for (const auto i : c10::irange(originals.size())) {
-    facts.record(originals[i], inputs[i]);
-  }
+  ObservedGraph(subgraph, [&facts](const Value* value, const IValue& now) {
+    facts.record(value, now);
+  }).run(std::move(inputs));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <c10/util/bit_cast.h>
 
 #include <algorithm>
 #include <atomic>
@@ -126,11 +127,41 @@ void forEachRow(const std::vector<Axis>& axes, const Visit& visit) {
   });
 }
 
-// The order of a packed layout of tensors like `weight`, by letting oneDNN unpack the numbers 0, 1,
-// 2, ... It offers no way into a packed layout, but it has the way out of it. The data type holds
-// integers of a few bits only, so that large tensors take several passes, one for each digit.
+// How numbers of a data type stand for the digits of positions: bit patterns in order, from that of
+// zero on, which a copy keeps (of floating point only those of normal numbers).
 template <typename T>
-Order findOrder(const at::Tensor& weight, const Layout& layout, int bits) {
+struct Digits;
+
+template <>
+struct Digits<float> {
+  using Pattern = uint32_t;
+  static constexpr int bits = 30;
+  static constexpr Pattern zero = 0x00800000;
+};
+
+template <>
+struct Digits<at::BFloat16> {
+  using Pattern = uint16_t;
+  static constexpr int bits = 14;
+  static constexpr Pattern zero = 0x0080;
+};
+
+template <>
+struct Digits<int8_t> {
+  using Pattern = uint8_t;
+  static constexpr int bits = 7;
+  static constexpr Pattern zero = 0;
+};
+
+// The order of a packed layout of tensors like `weight`, by letting oneDNN unpack the numbers 0, 1,
+// 2, ... It offers no way into a packed layout, but it has the way out of it. A number of the data
+// type holds one digit of a position, the lowest first, and each pass finds and proves one: what
+// is known of offsets then, adds up to what is known of positions.
+template <typename T>
+Order findOrder(const at::Tensor& weight, const Layout& layout) {
+  using Pattern = typename Digits<T>::Pattern;
+  constexpr auto kBits = Digits<T>::bits;
+  constexpr auto kZero = Digits<T>::zero;
   const auto slots = static_cast<int64_t>(layout.get_mem_size() / sizeof(T));
   if (slots > std::numeric_limits<int32_t>::max()) {
     throw PackError{"the packed weight has more than 2^31 elements"};
@@ -138,78 +169,72 @@ Order findOrder(const at::Tensor& weight, const Layout& layout, int bits) {
   const auto last = static_cast<uint32_t>(slots - 1);
   const auto digits = at::empty({slots}, weight.options());
   const auto unpacked = at::empty(weight.sizes(), weight.options());
+  for (const auto& fresh : {digits, unpacked}) {  // most of the time goes to first uses of pages
+    preferHugePages(fresh.mutable_data_ptr(), fresh.nbytes());
+  }
   const auto* found = unpacked.const_data_ptr<T>();
-  const auto digitOf = [bits](uint32_t number, int shift) {
-    return (number >> shift) & ((1U << bits) - 1);
-  };
-  int present = -1;
-  const auto unpackDigit = [&](int shift) {
-    if (shift == present) {
-      return;
-    }
-    auto* digit = digits.mutable_data_ptr<T>();
-    at::parallel_for(0, slots, 1 << 15, [&](int64_t from, int64_t to) {
-      for (auto i = from; i < to; ++i) {
-        digit[i] = static_cast<T>(static_cast<float>(digitOf(static_cast<uint32_t>(i), shift)));
-      }
-    });
-    copyToPlain(layout, digit, unpacked);
-    present = shift;
-  };
 
   Order order{slots, {}};
   for (const auto size : weight.sizes()) {
     order.offsets.emplace_back(size, 0U);
   }
-  uint32_t start = 0;
-  for (int shift = 0; shift < 32 && last >> shift != 0; shift += bits) {
-    unpackDigit(shift);
-    const auto read = [&](int64_t place) {
-      return static_cast<uint32_t>(static_cast<float>(found[place])) << shift;
+  std::atomic<bool> holds{true};
+  for (int shift = 0; shift < 32 && last >> shift != 0; shift += kBits) {
+    const auto patternOf = [shift](uint32_t position) {
+      return static_cast<Pattern>(kZero + ((position >> shift) & ((1U << kBits) - 1)));
     };
-    start += read(0);
+    auto* digit = digits.mutable_data_ptr<T>();
+    at::parallel_for(0, slots, 1 << 15, [&](int64_t from, int64_t to) {
+      for (auto i = from; i < to; ++i) {
+        digit[i] = c10::bit_cast<T>(patternOf(static_cast<uint32_t>(i)));
+      }
+    });
+    copyToPlain(layout, digit, unpacked);
+
+    // The first dimension's offsets contain where the tensor starts, those of the others do not;
+    // unsigned differences are exact.
+    const auto read = [&](int64_t place) {
+      return static_cast<uint32_t>(c10::bit_cast<Pattern>(found[place]) - kZero) << shift;
+    };
+    const auto start = read(0);
     for (int64_t d = 0; d < weight.dim(); ++d) {
       for (int64_t i = 0; i < weight.size(d); ++i) {
-        order.offsets[d][i] += read(i * unpacked.stride(d));
+        order.offsets[d][i] += read(i * unpacked.stride(d)) - (d == 0 ? 0 : start);
       }
     }
-  }
-  // So far each holds the position of its element on the axis; unsigned differences are exact.
-  for (size_t d = 0; d < order.offsets.size(); ++d) {
-    for (auto& offset : order.offsets[d]) {
-      offset -= d == 0 ? 0 : start;
-    }
-  }
-
-  // Proof that all elements lie where the sums say, each in a place of its own.
-  const auto axes = order.axes(unpacked.strides());
-  const auto& row = axes.back();
-  std::atomic<bool> holds{true};
-  for (int shift = 0; shift < 32 && last >> shift != 0; shift += bits) {
-    unpackDigit(shift);
+    const auto axes = order.axes(unpacked.strides());
+    const auto& row = axes.back();
     forEachRow(axes, [&](int64_t place, uint32_t offset) {
-      bool same = true;
+      uint32_t differences = 0;
       for (int64_t i = 0; i < row.size; ++i) {
-        const auto digit = static_cast<uint32_t>(static_cast<float>(found[place + i * row.stride]));
-        const auto position = offset + row.offsets[i];
-        same = same && position <= last && digit == digitOf(position, shift);
+        differences |= c10::bit_cast<Pattern>(found[place + i * row.stride]) ^
+                       patternOf(offset + row.offsets[i]);
       }
-      if (!same) {
+      if (differences != 0) {
         holds = false;
       }
     });
+    if (!holds) {
+      break;
+    }
   }
-  std::vector<std::atomic<uint8_t>> taken(holds ? slots : 0);
+
+  // Each element in a place of its own. The memory of the digits serves again.
+  int64_t places = 0;
   if (holds) {
+    auto* taken = static_cast<uint8_t*>(digits.mutable_data_ptr());
+    std::fill_n(taken, slots, 0);
+    const auto axes = order.axes(unpacked.strides());
     forEachRow(axes, [&](int64_t, uint32_t offset) {
-      for (const auto more : row.offsets) {
-        if (taken[offset + more].exchange(1, std::memory_order_relaxed) != 0) {
-          holds = false;
+      for (const auto more : axes.back().offsets) {
+        if (offset + more <= last) {
+          std::atomic_ref(taken[offset + more]).store(1, std::memory_order_relaxed);
         }
       }
     });
+    places = std::count(taken, taken + slots, 1);
   }
-  if (!holds) {
+  if (places != weight.numel()) {
     throw PackError{"the layout is not an order of the numbers"};
   }
   return order;
@@ -235,7 +260,7 @@ at::Tensor pack(const at::Tensor& weight, const Order& order) {
 
 // Kept by layout, behind the registry's lock: they are small, and networks repeat their layers.
 template <typename T>
-const Order& orderOf(const at::Tensor& weight, const Layout& layout, int bits) {
+const Order& orderOf(const at::Tensor& weight, const Layout& layout) {
   static auto* known = new std::deque<std::pair<Layout, Order>>;
   constexpr size_t kMost = 256;
   const auto found = std::find_if(known->begin(), known->end(),
@@ -246,18 +271,18 @@ const Order& orderOf(const at::Tensor& weight, const Layout& layout, int bits) {
   if (known->size() == kMost) {
     known->pop_front();
   }
-  known->emplace_back(layout, findOrder<T>(weight, layout, bits));
+  known->emplace_back(layout, findOrder<T>(weight, layout));
   return known->back().second;
 }
 
 at::Tensor packOpaque(const at::Tensor& weight, const Layout& layout) {
   switch (weight.scalar_type()) {
     case at::kFloat:
-      return pack<float>(weight, orderOf<float>(weight, layout, 24));
+      return pack<float>(weight, orderOf<float>(weight, layout));
     case at::kBFloat16:
-      return pack<at::BFloat16>(weight, orderOf<at::BFloat16>(weight, layout, 8));
+      return pack<at::BFloat16>(weight, orderOf<at::BFloat16>(weight, layout));
     case at::kChar:
-      return pack<int8_t>(weight, orderOf<int8_t>(weight, layout, 7));
+      return pack<int8_t>(weight, orderOf<int8_t>(weight, layout));
     default:
       throw PackError{"only int8, float32 and bfloat16 weights are packed"};
   }

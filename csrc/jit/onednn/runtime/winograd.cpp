@@ -135,11 +135,17 @@ void WinogradConvolution::transform(const at::Tensor& weight, const at::Tensor& 
   const auto* from = wide.const_data_ptr<float>();
   auto* to = transformed.mutable_data_ptr<float>();
   at::parallel_for(0, panels(outputs), 1, [&](int64_t first, int64_t last) {
+    // Rows of a panel are a power of two apart: number by number, each would miss the caches.
+    std::vector<float> rows(winograd::points(tile) * panel);
     for (auto p = first; p < last; ++p) {
+      const auto width = std::min(panel, outputs - p * panel);
       for (int64_t i = 0; i < inputs; ++i) {
-        for (auto o = p * panel; o < std::min((p + 1) * panel, outputs); ++o) {
-          transformTile(g, from + (o * inputs + i) * 9, to + (p * inputs + i) * panel + o % panel,
-                        transformed.stride(0));
+        for (int64_t o = 0; o < width; ++o) {
+          transformTile(g, from + ((p * panel + o) * inputs + i) * 9, rows.data() + o, panel);
+        }
+        for (int64_t point = 0; point < winograd::points(tile); ++point) {
+          std::copy_n(rows.data() + point * panel, width,
+                      to + point * transformed.stride(0) + (p * inputs + i) * panel);
         }
       }
     }
