@@ -181,6 +181,11 @@ def test_conversions() -> None:
     plain = llga_fuser.report(conv, gaps.contiguous(), rounds=1)
     assert not any("gaps" in c.text for c in plain.conversions)
     assert any(c.kind == "reorder" and "abcd -> f32 acdb" in c.text for c in plain.conversions)
+    convs = {name: nn.Conv2d(128, 128, 1 if name != "b" else 3, padding="same") for name in "abc"}
+    code = "s = self.a(x).relu(); return self.c(self.b(s).relu()).add(s).relu().sum((2, 3))"
+    residual = net(code, **convs)
+    found = llga_fuser.report(residual.eval(), torch.rand(1, 128, 28, 28), rounds=1)
+    assert not any(c.kind == "copy" for c in found.conversions), "the sum overwrites its addend"
     outside = net("self.c(x.to(torch.float32)).relu()", c=nn.Conv2d(8, 8, 3)).eval()
     half = llga_fuser.report(outside, gaps.contiguous().double(), rounds=1)
     assert any(c.kind == "aten::to" for c in half.conversions), half

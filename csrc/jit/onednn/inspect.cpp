@@ -173,7 +173,10 @@ struct Context final : at::ObserverContext {
   Event event;
   bool top = false;  // not inside another op
   bool wanted = false;
+  // Mode::describe
   std::vector<IValue> inputs;
+  // Mode::announce, which must not hold the inputs: plans overwrite those that nobody else has.
+  std::shared_ptr<const Plan> plan;
 };
 
 ValueInfo infoOf(const IValue& value) {
@@ -208,7 +211,9 @@ std::unique_ptr<at::ObserverContext> onStart(const at::RecordFunction& fn) {
         std::printf("llga_fuser,begin,%llu\n",
                     static_cast<unsigned long long>(context->event.kernel));
         std::fflush(stdout);
-        [[fallthrough]];
+        context->plan =
+            executing->kernel->planFor(std::vector<IValue>(fn.inputs().begin(), fn.inputs().end()));
+        break;
       case ObserveMode::describe:
         context->inputs.assign(fn.inputs().begin(), fn.inputs().end());
         break;
@@ -253,8 +258,8 @@ void describe(Context& context, const at::RecordFunction& fn) {
 
 // oneDNN has told of its kernels.
 void announceEnd(const Context& context) {
-  if (const auto plan = executing->kernel->planFor(context.inputs)) {
-    for (const auto& step : plan->steps) {
+  if (context.plan) {
+    for (const auto& step : context.plan->steps) {
       if (step.kernel.run) {
         std::printf("llga_fuser,exec,%s,%s\n", step.kernel.kind.c_str(),
                     step.kernel.implementation.c_str());
