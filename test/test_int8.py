@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import dnnl_graph
 import llga_fuser
 from llga_fuser import _C
-from util import Fused, fused_graph, fuses, to_script
+from util import Fused, fused_graph, fuses, has_own_kernels, to_script
 
 pytestmark = pytest.mark.usefixtures("fuser", "one_thread")
 
@@ -309,6 +309,24 @@ class Residual(nn.Module):
         x = qdq(F.max_pool2d(x, 2), 0.5)
         x = qdq(torch.flatten(x, 1), 0.5)
         return F.linear(x, self.head.dequantize())
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_of_few_planes(channels: int) -> None:
+    """They are brought into the order of channels last in 8 bits."""
+    last = weight(8, 32, 1, 1)
+
+    def layers(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        y = F.relu(F.conv2d(x, w, bias, stride=2))
+        return F.conv2d(qdq(y, 0.09), last.dequantize())
+
+    module = Layer(layers, weight(32, channels, 3, 3), 32).eval()
+    x, other = torch.rand(2, channels, 33, 35) * 4 - 0.05, torch.zeros(())
+    # A number of the first layer that lies between two steps moves all results of a pixel.
+    run(module, (x, other), groups=None, step=0.09 * 0.03 * 64, apart=0.02)
+    found = llga_fuser.report(module, x, other, rounds=1).conversions
+    owns = channels > 1 and has_own_kernels()
+    assert any("llga_interleave" in c.text for c in found) == owns, found
 
 
 def test_residual_blocks_stay_in_8_bits() -> None:

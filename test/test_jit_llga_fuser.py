@@ -2425,6 +2425,42 @@ def test_small_convolutions_one_behind_the_other() -> None:
     assert [is_direct(name) for name in kernels_of(m, x)] == [has_own_kernels()] * 3
 
 
+PLANES = {
+    "two": (2, 2, 33, 35),
+    "three": (1, 3, 64, 61),
+    "four": (5, 4, 32, 33),
+    "one": (1, 1, 40, 40),
+    "five": (2, 5, 40, 40),
+    "few_pixels": (2, 3, 30, 30),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", PLANES)
+def test_images_of_few_planes(case: str, dtype: torch.dtype) -> None:
+    """oneDNN takes several times as long to bring them into the order of channels last."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    images, channels, height, width = PLANES[case]
+    convs = {"c": nn.Conv2d(channels, 128, 7, 2, 3), "d": nn.Conv2d(128, 16, 1)}
+    m = net("F.relu(self.d(F.relu(self.c(x))))", **convs).eval()
+    x = torch.randn(images, channels, height, width)
+    check(m, [x], fused="_convolution", dtype=dtype)
+    m, x = m.to(dtype), x.to(dtype)
+    owns = 2 <= channels <= 4 and height * width >= 1024 and has_own_kernels()
+    for image in (x, x.contiguous(memory_format=torch.channels_last)):
+        found = llga_fuser.report(m, image, rounds=1).conversions
+        own = [c.text for c in found if "llga_interleave" in c.text]
+        assert len(own) == (owns and image is x), found
+        assert all("abcd ->" in text and "acdb (" in text for text in own)
+    x[0, 0, 1, 2], x[-1, -1, -1, -1] = math.nan, math.inf
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
 class Mean(NamedTuple):
     """A mean over pixels: size of the data, and what it does."""
 
@@ -3344,6 +3380,26 @@ x = torch.rand(1, 64, 56, 56).to(memory_format=torch.channels_last).bfloat16()
 m = llga_fuser.compile(nn.Sequential(Block(64), Block(256), Block(256)).eval().bfloat16(), x)
 print(m(x).isnan().any())
 """
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sum_is_written_over_what_its_group_has_read_before(dtype: torch.dtype) -> None:
+    """The block's data is the addend as well; a block that somebody else reads keeps it."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    layers: dict[str, nn.Module] = {"s": nn.Conv2d(8, 24, 1), "e": nn.Conv2d(24, 144, 1)}
+    layers["d"] = nn.Conv2d(144, 144, 3, padding=1, groups=144)
+    layers["p"] = nn.Conv2d(144, 24, 1)
+    block = "y + self.p(F.relu6(self.d(F.relu6(self.e(y)))))"
+    x = torch.randn(1, 8, 9, 11)
+    for result in ("z.sum((2, 3))", "z.sum((2, 3)) - y.mean((2, 3))"):
+        m = net(f"y = F.relu(self.s(x))\nz = {block}\nreturn {result}", **layers).eval()
+        check(m, [x], fused="_convolution", dtype=dtype)
+        found = llga_fuser.report(m.to(dtype), x.to(dtype), rounds=1).conversions
+        copies = [c for c in found if c.kind == "copy" and "1x24x9x11" in c.text]
+        assert "mean" in result or not copies, found
+        m.float()
 
 
 @pytest.mark.parametrize("arena", ["on", "off"])

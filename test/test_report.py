@@ -127,7 +127,8 @@ def test_own_kernels_are_named() -> None:
     *_, group = llga_fuser.report(joined, x, rounds=1).groups
     (primitive,) = group.primitives
     assert (primitive.kind, primitive.implementation) == ("concat", "llga_affine")
-    assert primitive.isa != "any" and not primitive.layouts and not primitive.problem
+    assert primitive.isa != "any" and primitive.problem == "1x8x6x6"
+    assert primitive.layouts["src"] == "f32 acdb"
 
 
 def test_outside_has_the_exact_reasons() -> None:
@@ -753,7 +754,10 @@ def test_verbose_lines(version: str) -> None:
 
 
 def test_own_kernels_come_behind_onednns() -> None:
-    own = "llga_fuser,exec,concat,llga_affine\nllga_fuser,exec,convolution,llga_grouped:avx2"
+    own = (
+        "llga_fuser,exec,concat,llga_affine,f32 acdb,f32 acdb,1x8x4x4\n"
+        "llga_fuser,exec,convolution,llga_grouped:avx2,f32 acdb,bf16 abcd,1x16x8x8"
+    )
     text = f"llga_fuser,begin,7\n{LINES['3.7']}\n{own}\nllga_fuser,end\n"
     ((_, primitives),), others = verbose.parse(text)
     assert [p.implementation for p in primitives] == [
@@ -762,6 +766,8 @@ def test_own_kernels_come_behind_onednns() -> None:
         "llga_grouped:avx2",
     ]
     assert primitives[2].isa == "avx2"
+    assert primitives[2].layouts == {"src": "f32 acdb", "dst": "bf16 abcd"}
+    assert primitives[2].problem == "1x16x8x8"
     assert not others
 
 

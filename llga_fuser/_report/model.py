@@ -100,8 +100,8 @@ class Primitive:
         isa: the instruction set in that name; where it names none, the one that oneDNN may use at
             most; "any" for reference code.
         layouts: of its operands, as oneDNN calls them: {"src": "f32 acdb", "wei": "f32 Acdb16a"};
-            empty for the fuser's own.
-        problem: sizes, in oneDNN's spelling; "" for the fuser's own.
+            for the fuser's own, of the first operand and the first result ("src", "dst").
+        problem: sizes, in oneDNN's spelling; for the fuser's own, those of the first operand.
     """
 
     kind: str

@@ -71,8 +71,9 @@ def _primitive(line: str) -> Primitive | None:
 
 
 def _own_primitive(line: str) -> Primitive:
-    kind, implementation = line.split(",")[2:]
-    return Primitive(kind, implementation, _isa(implementation), layouts={}, problem="")
+    kind, implementation, source, result, problem = line.split(",")[2:]
+    layouts = {"src": source, "dst": result}
+    return Primitive(kind, implementation, _isa(implementation), layouts, problem)
 
 
 def parse(text: str) -> tuple[list[tuple[int, list[Primitive]]], str]:

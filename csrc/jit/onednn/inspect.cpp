@@ -6,9 +6,11 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 
@@ -256,13 +258,29 @@ void describe(Context& context, const at::RecordFunction& fn) {
   }
 }
 
+// The order of dimensions in memory as oneDNN writes it: "acdb" for channels last.
+std::string orderOf(const Layout& layout) {
+  if (layout.get_layout_type() != Layout::layout_type::strided) {
+    return "";
+  }
+  const auto strides = layout.get_strides();
+  std::string order(strides.size(), 'a');
+  std::iota(order.begin(), order.end(), 'a');
+  std::stable_sort(order.begin(), order.end(),
+                   [&](char one, char other) { return strides[one - 'a'] > strides[other - 'a']; });
+  return order;
+}
+
 // oneDNN has told of its kernels.
 void announceEnd(const Context& context) {
   if (context.plan) {
     for (const auto& step : context.plan->steps) {
       if (step.kernel.run) {
-        std::printf("llga_fuser,exec,%s,%s\n", step.kernel.kind.c_str(),
-                    step.kernel.implementation.c_str());
+        const auto& from = step.inputs.front().second;
+        const auto& to = step.outputs.front().second;
+        fmt::print("llga_fuser,exec,{},{},{} {},{} {},{}\n", step.kernel.kind,
+                   step.kernel.implementation, nameOf(from.get_data_type()), orderOf(from),
+                   nameOf(to.get_data_type()), orderOf(to), fmt::join(from.get_dims(), "x"));
       }
     }
   }

@@ -375,7 +375,10 @@ class PlanCompiler {
     for (const auto& port : partition.get_input_ports()) {
       const auto id = port.get_id();
       inputs.push_back(draft_.inputLayout(id));
-      if (const auto strides = orderToCopyTo(ops, inputs.back(), way)) {
+      if (isConvolutionOfPlanes(ops, inputs.back()) && draft_.knownSlot(id) &&
+          mayBeChannelsLast(ops.back()->outputs()[0])) {
+        std::tie(copies[id], inputs.back()) = addInterleaved(draft_, inputs.back());
+      } else if (const auto strides = orderToCopyTo(ops, inputs.back(), way)) {
         std::tie(copies[id], inputs.back()) = copied(inputs.back(), *strides);
       }
     }
@@ -502,6 +505,10 @@ class PlanCompiler {
     auto rows = c10::TensorType::contiguousStridesOf(sizes);
     const bool usual = strides == rows || strides == channelsLastStrides(sizes);
     return usual ? std::nullopt : std::optional(std::move(rows));
+  }
+
+  bool mayBeChannelsLast(const Operand& result) const {
+    return result.sizes && draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
   }
 
   // A step that copies an operand; where the copy will be, and its layout.

@@ -183,6 +183,17 @@ std::optional<Behind> behindConvolution(const Ops& ops) {
   return known == ops.size() ? std::optional(found) : std::nullopt;
 }
 
+// What a partition computes this value from, if it only casts or dequantizes that; else the value.
+size_t beforeConversion(const Ops& ops, size_t id) {
+  for (const auto* op : ops) {
+    const bool converts = op->kind() == OpKind::TypeCast || op->kind() == OpKind::Dequantize;
+    if (converts && op->outputs()[0].id == id) {
+      return op->inputs()[0].id;
+    }
+  }
+  return id;
+}
+
 // What ops from `next` on apply to `value`, if it is an activation: then both are behind it.
 Expansion::Applied takeActivation(const std::vector<OpSpec>& ops, size_t& next, Operand& value) {
   Expansion::Applied found;
@@ -399,6 +410,22 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
   return kernel.isSupported()
              ? std::optional(AddedConvolution<DirectConvolution>{kernel, behind->addend})
              : std::nullopt;
+}
+
+bool isConvolutionOfPlanes(const Ops& ops, const Layout& images) {
+  constexpr int64_t kManyPixels = 1024;
+  if (!ownKernelsAnywhere() || images.get_layout_type() != Layout::layout_type::strided) {
+    return false;
+  }
+  const auto sizes = images.get_dims();
+  if (sizes.size() != 4 || sizes[1] < 2 || sizes[1] > 4 || sizes[2] * sizes[3] < kManyPixels ||
+      images.get_strides() != c10::TensorType::contiguousStridesOf(sizes)) {
+    return false;
+  }
+  return std::any_of(ops.begin(), ops.end(), [&](const OpSpec* op) {
+    return op->kind() == OpKind::Convolution &&
+           beforeConversion(ops, op->inputs()[0].id) == images.get_id();
+  });
 }
 
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way) {

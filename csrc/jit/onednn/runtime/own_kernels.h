@@ -15,6 +15,7 @@
 #include "jit/onednn/runtime/expansion.h"
 #include "jit/onednn/runtime/gemv.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
+#include "jit/onednn/runtime/layout.h"
 #include "jit/onednn/runtime/way.h"
 #include "jit/onednn/runtime/winograd.h"
 
@@ -79,6 +80,10 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
 // channels last.
 std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
                                                                      const LoweredGraph& graph);
+
+// Whether a partition is a convolution of images in this layout that oneDNN is slow to bring into
+// the order of channels last, which its kernels take: two to four large planes each.
+bool isConvolutionOfPlanes(const Ops& ops, const Layout& images);
 
 // A linear layer, and maybe an addition and an activation.
 struct FoundLinear {

@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/own_steps.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
@@ -620,6 +621,36 @@ class OwnSteps {
     return true;
   }
 
+  // Contiguous images, copied to channels last by a step: where they will be.
+  std::pair<Slot, Layout> interleaved(const Layout& from) {
+    constexpr int64_t kPixels = 1 << 13;  // worth a thread
+    const auto sizes = from.get_dims();
+    const Layout result(from.get_id(), from.get_data_type(), sizes, channelsLastStrides(sizes));
+    const auto numbers = c10::multiply_integers(sizes);
+    const auto bytes = static_cast<int64_t>(from.get_mem_size()) / numbers;
+    Plan::Step step;
+    bind(step, *draft_.knownSlot(from.get_id()), from);
+    step.outputs.emplace_back(draft_.temporary(result), result);
+    step.kernel = {
+        [images = sizes[0], planes = sizes[1], pixels = sizes[2] * sizes[3], bytes](auto source,
+                                                                                    auto target) {
+          const auto* from = static_cast<const char*>(source[0]);
+          auto* to = static_cast<char*>(target[0]);
+          at::parallel_for(0, images * pixels, kPixels, [&](int64_t first, int64_t last) {
+            while (first < last) {  // a part of one image after the other
+              const auto count = std::min(last - first, pixels - first % pixels);
+              const auto image = first / pixels * planes * pixels;
+              vector_loops::kernels().interleave(from + (image + first % pixels) * bytes, planes,
+                                                 pixels, count, bytes, to + first * planes * bytes);
+              first += count;
+            }
+          });
+        },
+        "reorder", "llga_interleave"};
+    draft_.plan->steps.push_back(std::move(step));
+    return draft_.plan->steps.back().outputs[0];
+  }
+
   // What the batch norm does to each channel; false if its parameters are no constants.
   bool scaleAndShift(const OpSpec& norm, ConcatAffine& kernel) const {
     std::vector<at::Tensor> parameters;  // weight, bias, mean, variance
@@ -663,6 +694,10 @@ bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.concatAffine() || steps.expansion() || steps.squeezeExcitation() || steps.mean() ||
          steps.wholeActivation();
+}
+
+std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
+  return OwnSteps(draft).interleaved(images);
 }
 
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {

@@ -22,4 +22,8 @@ bool addOwnGroup(PlanDraft& draft);
 // one asked for.
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way);
 
+// A step that copies contiguous images of 2 to 4 channels to channels last; where the copy will be,
+// and its layout, with the id of `images`.
+std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images);
+
 }  // namespace llga

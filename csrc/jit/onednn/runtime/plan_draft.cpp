@@ -191,14 +191,30 @@ int64_t PlanDraft::inplaceInput(size_t output, const Layout& layout) const {
   const auto facts = request.facts->tensor(value);
   const bool same_layout = strides == layout.get_strides() && facts.sizes == layout.get_dims() &&
                            facts.dtype == lowered.operands.at(output).dtype;
-  // A second reader in the group could read after the write; as_target reads no numbers of its
-  // target.
+  // as_target reads no numbers of its target.
   const auto readers =
       std::count_if(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
         return use.user->kind() != asTargetKind() || use.offset == 0;
       });
-  const bool may = readers == 1 || overwrites_what_it_reads;
+  const bool may =
+      readers == 1 || overwrites_what_it_reads || isReadLastFor(output, it->second, readers);
   return same_layout && may ? static_cast<int64_t>(it->second) : -1;
+}
+
+bool PlanDraft::isReadLastFor(size_t output, size_t input, int64_t readers) const {
+  int64_t reads = 0;
+  for (const auto& step : plan->steps) {
+    const auto here = std::count_if(step.inputs.begin(), step.inputs.end(), [&](const auto& port) {
+      return port.first.kind == Slot::Kind::input && port.first.index == input;
+    });
+    reads += here;
+    const bool writes = std::any_of(step.outputs.begin(), step.outputs.end(),
+                                    [&](const auto& to) { return to.second.get_id() == output; });
+    if (writes) {
+      return here == 1 && reads == readers;
+    }
+  }
+  return false;
 }
 
 const ActivationApart* PlanDraft::appliedTo(size_t id) const {

@@ -62,6 +62,9 @@ struct PlanDraft {
  private:
   void describeOutput(size_t index);
   int64_t inplaceInput(size_t output, const Layout& layout) const;
+  // Whether the step that writes the output reads the group's input last, as one of several that
+  // read it, each for one of its readers in the subgraph.
+  bool isReadLastFor(size_t output, size_t input, int64_t readers) const;
 };
 
 }  // namespace llga

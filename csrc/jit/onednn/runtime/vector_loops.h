@@ -45,6 +45,11 @@ struct Kernels {
   // Rows of `columns` numbers, one behind the other, to rows that are `stride` numbers apart.
   void (*narrowRows)(const float* from, int64_t rows, int64_t columns, Bfloat16* to,
                      int64_t stride);
+
+  // Planes of `count` numbers, `stride` numbers apart, to pixels, one behind the other: `planes` is
+  // 2, 3 or 4, a number has 1, 2 or 4 bytes.
+  void (*interleave)(const void* from, int64_t planes, int64_t stride, int64_t count, int64_t bytes,
+                     void* to);
 };
 
 extern const Kernels avx2;  // and FMA

@@ -199,6 +199,43 @@ void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, 
   }
 }
 
+// By numbers that the compiler knows, so that it shuffles vectors.
+template <typename Bits, int64_t planes>
+void interleavePlanes(const Bits* __restrict__ from, int64_t stride, int64_t count,
+                      Bits* __restrict__ to) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t plane = 0; plane < planes; ++plane) {
+      to[i * planes + plane] = from[plane * stride + i];
+    }
+  }
+}
+
+template <typename Bits>
+void interleaveNumbers(const void* from, int64_t planes, int64_t stride, int64_t count, void* to) {
+  const auto* source = static_cast<const Bits*>(from);
+  auto* target = static_cast<Bits*>(to);
+  switch (planes) {
+    case 2:
+      return interleavePlanes<Bits, 2>(source, stride, count, target);
+    case 3:
+      return interleavePlanes<Bits, 3>(source, stride, count, target);
+    default:
+      return interleavePlanes<Bits, 4>(source, stride, count, target);
+  }
+}
+
+void interleave(const void* from, int64_t planes, int64_t stride, int64_t count, int64_t bytes,
+                void* to) {
+  switch (bytes) {
+    case 1:
+      return interleaveNumbers<uint8_t>(from, planes, stride, count, to);
+    case 2:
+      return interleaveNumbers<uint16_t>(from, planes, stride, count, to);
+    default:
+      return interleaveNumbers<uint32_t>(from, planes, stride, count, to);
+  }
+}
+
 template <typename T>
 constexpr Functions<T> kFunctions{activate<T>, sumRows<T>, scaleRows<T>, affineRows<T>};
 
