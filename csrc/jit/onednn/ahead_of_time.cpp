@@ -14,7 +14,6 @@
 #include <torch/csrc/jit/passes/remove_expands.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
-#include <unordered_map>
 #include <unordered_set>
 
 #include "jit/onednn/interface.h"
@@ -32,17 +31,15 @@ using torch::jit::Stack;
 
 // Gives every tensor in `graph` the type that it had when it was first computed.
 void observeTypes(Graph& graph, const std::vector<Stack>& examples) {
-  std::unordered_map<Value*, c10::TensorTypePtr> types;
-  const ObservedGraph observed(graph, [&types](Value* value, const c10::IValue& now) {
-    if (isTensor(value) && now.isTensor() && now.toTensor().defined() && !types.contains(value)) {
-      types.emplace(value, c10::TensorType::create(now.toTensor()));
+  std::unordered_set<Value*> seen;
+  const ObservedGraph observed(graph, [&seen](Value* value, const c10::IValue& now) {
+    if (isTensor(value) && now.isTensor() && now.toTensor().defined() &&
+        seen.insert(value).second) {
+      value->setType(c10::TensorType::create(now.toTensor()));
     }
   });
   for (const auto& inputs : examples) {
     observed.run(inputs);
-  }
-  for (const auto& [value, type] : types) {
-    value->setType(type);
   }
 }
 
