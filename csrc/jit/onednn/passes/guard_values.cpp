@@ -107,7 +107,7 @@ class Guard {
         group->hasAttribute(anyLayoutAttr()) ? group->is(anyLayoutAttr()) : std::vector<int64_t>();
     for (size_t i = 0; i < any.size() && !result; ++i) {
       for (const auto& use : group->outputs()[i]->uses()) {
-        result = result || (any[i] != 0 && leadsToLoss(use.user));
+        result = result || (any[i] != 0 && isFusionGroup(use.user) && leadsToLoss(use.user));
       }
     }
     return leads_[group] = result;

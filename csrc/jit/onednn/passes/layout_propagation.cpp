@@ -3,9 +3,10 @@
 //   %2 = llga::FusionGroup[llga_any_layout=[1]](%x)
 //   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
 //
-// Such a value never meets an aten op, so its strides are nobody's business: image-like
-// values are channels last. Everything else leaves a group with exactly the strides eager gives it.
-// llga_group_owned tells the reader what it would have got in eager: 1 contiguous, 2 channels last.
+// Such a value never meets an aten op that looks at more than its sizes, so its strides are
+// nobody's business: image-like values are channels last. Everything else leaves a group with
+// exactly the strides eager gives it. llga_group_owned tells the reader what it would have got in
+// eager: 1 contiguous, 2 channels last.
 //
 // llga_call_local marks the outputs that die with the call, whoever reads them. Should an op return
 // its input against its schema, that output lives on where it should not: memory is held for it, no
@@ -56,6 +57,21 @@ bool escapes(const Value* value) {
   });
 }
 
+// Whether groups alone read its numbers; sizes are the same in any layout.
+bool mayLieAnyhow(const Value* value) {
+  bool read = false;
+  for (const auto& use : value->uses()) {
+    if (use.user->kind() == aten::size || use.user->kind() == aten::dim) {
+      continue;
+    }
+    if (!isFusionGroup(use.user) || use.user->owningBlock() != value->node()->owningBlock()) {
+      return false;
+    }
+    read = true;
+  }
+  return read;
+}
+
 bool isChannelsLast(const Value* value) {
   const auto type = value->type()->cast<c10::TensorType>();
   if (!type) {
@@ -83,14 +99,14 @@ void visit(Block* block) {
     std::vector<int64_t> any;
     std::vector<int64_t> local;
     for (const auto* output : node->outputs()) {
-      any.push_back(onlyGroupsRead(output) ? 1 : 0);
+      any.push_back(mayLieAnyhow(output) ? 1 : 0);
       local.push_back(escapes(output) ? 0 : 1);
     }
     node->is_(anyLayoutAttr(), any);
     node->is_(callLocalAttr(), local);
     std::vector<int64_t> owned;
     for (const auto* input : node->inputs()) {
-      const bool free = isFusionGroup(input->node()) && onlyGroupsRead(input);
+      const bool free = isFusionGroup(input->node()) && mayLieAnyhow(input);
       owned.push_back(!free ? 0 : isChannelsLast(input) ? 2 : 1);
     }
     node->is_(groupOwnedAttr(), owned);
