@@ -111,7 +111,9 @@ def compile(  # noqa: A001
         with _lock, _quiet(), torch.jit.optimized_execution(True):  # type: ignore[attr-defined]
             script, ours = _script(target, examples[0], autocast, strict)
         calls = [_twin(example) for example in examples]
-        quantized = bool(script.graph.findAllNodes("aten::quantize_per_tensor"))
+        quantized = script.graph.findAllNodes("aten::quantize_per_tensor")
+        # A layer norm makes float32 of what was rounded before.
+        rounding = _QUANTIZED_LIMIT if quantized else _LIMITS[autocast] if autocast else 0
         if isinstance(script, torch.jit.ScriptModule):
             made = torch.jit._recursive.wrap_cpp_module(
                 _C.compile_module(script._c, calls, ours, release_weights, math)
@@ -127,7 +129,7 @@ def compile(  # noqa: A001
                 args, kwargs = _twin(example)
                 with autocast_to(autocast):
                     expected = target(*args, **kwargs)
-                _compare(result, expected, index, quantized)
+                _compare(result, expected, index, rounding)
         if release_weights:
             _release(made)
     return made
@@ -324,21 +326,25 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def first_difference(result: Any, expected: Any, *, quantized: bool = False) -> str:
-    """In words, the first one that rounding does not explain; empty if there is none."""
+def first_difference(result: Any, expected: Any, *, rounding: float = 0) -> str:
+    """In words, the first one that rounding does not explain; empty if there is none.
+
+    `rounding` is the relative error that the computation may have, where that is more than what the
+    data type of an output tells.
+    """
     ours, theirs = list(_leaves(result)), list(_leaves(expected))
     trouble = ""
     if len(ours) != len(theirs):
         trouble = f"{len(ours)} outputs instead of {len(theirs)}"
     for i, (a, e) in enumerate(zip(ours, theirs, strict=False)):
         if not trouble and isinstance(a, Tensor) and isinstance(e, Tensor):
-            difference = _difference(a, e, quantized)
+            difference = _difference(a, e, rounding)
             trouble = f"output {i} has {difference}" if difference else ""
     return trouble
 
 
-def _compare(result: Any, expected: Any, index: int, quantized: bool) -> None:
-    trouble = first_difference(result, expected, quantized=quantized)
+def _compare(result: Any, expected: Any, index: int, rounding: float) -> None:
+    trouble = first_difference(result, expected, rounding=rounding)
     if trouble:
         raise RuntimeError(
             f"example_inputs[{index}]: the compiled module gives {trouble}. A trace keeps the "
@@ -347,7 +353,7 @@ def _compare(result: Any, expected: Any, index: int, quantized: bool) -> None:
         )
 
 
-def _difference(actual: Tensor, expected: Tensor, quantized: bool) -> str:
+def _difference(actual: Tensor, expected: Tensor, rounding: float) -> str:
     if actual.shape != expected.shape:
         return f"the shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
     if actual.dtype != expected.dtype:
@@ -356,8 +362,7 @@ def _difference(actual: Tensor, expected: Tensor, quantized: bool) -> str:
     strided = expected.layout == torch.strided and expected.device.type == "cpu"
     if not expected.is_floating_point() or not strided:
         return ""
-    limit = _LIMITS.get(expected.dtype, _LIMITS[torch.float32])
-    limit = _QUANTIZED_LIMIT if quantized else limit
+    limit = max(rounding, _LIMITS.get(expected.dtype, _LIMITS[torch.float32]))
     finite = expected.isfinite() & actual.isfinite()
     theirs = expected[finite].double()
     error = float((actual[finite].double() - theirs).norm() / theirs.norm().clamp_min(1e-30))

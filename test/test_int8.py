@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import dnnl_graph
 import llga_fuser
 from llga_fuser import _C
-from util import Fused, fused_graph, fuses, has_own_kernels, to_script
+from util import Fused, fused_graph, has_own_kernels, to_script
 
 pytestmark = pytest.mark.usefixtures("fuser", "one_thread")
 
@@ -615,7 +615,6 @@ def test_weights_are_packed_once_in_8_bits() -> None:
         )
 
 
-@pytest.mark.skipif(not fuses(torch.bfloat16), reason="no bfloat16 kernels on this processor")
 def test_bf16_around_8_bits() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import llga_fuser
-from util import GROUP, assert_same, net, restored, to_script, twin, walk
+from util import GROUP, assert_same, fuses, net, restored, to_script, twin, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -749,6 +749,14 @@ def test_own_kernels_of_older_processors(isa: str) -> None:
     chosen = "squeeze_and_excitation[ or concat_and_batch_norm_of or activation_of_special"
     chosen += " or test_small_convolution or mean_over_pixels"
     run_fuser_tests(chosen, ONEDNN_MAX_CPU_ISA=isa)
+
+
+def test_bfloat16_without_kernels() -> None:
+    """As on processors without AVX-512; there the other tests do all of bfloat16 so."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no kernels for bf16 on this processor either")
+    chosen = "bfloat16_in_float32 or test_conv2d_eltwise or test_linear["
+    run_fuser_tests(chosen, ONEDNN_MAX_CPU_ISA="AVX2")
 
 
 def test_small_convolutions_of_onednn() -> None:

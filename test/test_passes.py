@@ -27,6 +27,7 @@ PASSES = [
     "fold_constants",
     "normalize_ops",
     "restore_linear",
+    "widen_bfloat16",
     "drop_casts",
     "prepare_quantized",
     "prepare_binary",
@@ -353,6 +354,211 @@ def test_normalize_multihead_attention() -> None:
         "aten::linear"
     ).run(str(graph))
     assert expected.shape == x.shape
+
+
+WIDEN = """
+graph(%x : Tensor, %w : Tensor, %f : Tensor):
+  %bf16 : int = prim::Constant[value=15]()
+  %float : int = prim::Constant[value=6]()
+  %half : int = prim::Constant[value=5]()
+  %one : int = prim::Constant[value=1]()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %none : NoneType = prim::Constant()
+  %eps : float = prim::Constant[value=0.5]()
+  %sizes : int[] = prim::Constant[value=[2, -1]]()
+  %four : int[] = prim::Constant[value=[4]]()
+  %b : Tensor = aten::to(%x, %bf16, %no, %no, %none)
+  %y : Tensor = aten::mm(%b, %w)
+  REST
+"""
+PRODUCT = ["aten::to", "llga::wide", "aten::mm"]
+
+
+def widened(rest: str) -> torch.Graph:
+    return after("widen_bfloat16", WIDEN.replace("REST", rest.replace("; ", "\n  ")))
+
+
+def results_of(graph: torch.Graph, *inputs: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        results = torch._C._create_function_from_graph("forward", graph)(*inputs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+@pytest.mark.parametrize(
+    ("rest", "left"),
+    [
+        ("%r : Tensor = aten::relu(%y); return (%r)", ["aten::relu", "llga::narrow"]),
+        (
+            (
+                "%r : Tensor = aten::relu(%y); %g : Tensor = aten::argmax(%y, %none, %no)"
+                "; %t : (Tensor, Tensor) = prim::TupleConstruct(%r, %g); return (%t)"
+            ),
+            [
+                *("llga::narrow", "aten::relu", "llga::narrow", "aten::argmax"),
+                "prim::TupleConstruct",
+            ],
+        ),
+        # A cast to float32 of what was computed does nothing, but for one that is returned.
+        (
+            (
+                "%1 : Tensor = aten::to(%y, %float, %no, %no, %none); %r : Tensor = aten::exp(%1)"
+                "; return (%r)"
+            ),
+            ["aten::exp"],
+        ),
+        (
+            "%r : Tensor = aten::to(%y, %float, %no, %no, %none); return (%r)",
+            ["llga::narrow", "aten::to"],
+        ),
+        (
+            (
+                "%1 : Tensor = aten::_autocast_to_full_precision(%y, %no, %yes)"
+                "; %r : Tensor = aten::exp(%1); return (%r)"
+            ),
+            ["aten::exp"],
+        ),
+        # One that rounds is kept where something else computes.
+        (
+            (
+                "%1 : Tensor = aten::exp(%y); %2 : Tensor = aten::to(%1, %bf16, %no, %no, %none)"
+                "; %3 : Tensor = aten::erf(%2); return (%3)"
+            ),
+            ["llga::narrow", "aten::exp", "aten::to", "aten::erf"],
+        ),
+        # Sums of both types.
+        (
+            (
+                "%e : Tensor = aten::to(%f, %float, %no, %no, %none)"
+                "; %n : Tensor = aten::layer_norm(%e, %four, %none, %none, %eps, %no)"
+                "; %r : Tensor = aten::add(%y, %n, %one); return (%r)"
+            ),
+            ["aten::to", "aten::layer_norm", "aten::add"],
+        ),
+        # Lists, in both directions.
+        (
+            (
+                "%1 : Tensor[] = prim::ListConstruct(%y, %b); %r : Tensor = aten::cat(%1, %one)"
+                "; return (%r)"
+            ),
+            ["aten::cat", "llga::narrow"],
+        ),
+        (
+            (
+                "%1 : Tensor[] = aten::chunk(%y, %one, %one); %2 : Tensor = prim::ListUnpack(%1)"
+                "; %r : Tensor = aten::tanh(%2); return (%r)"
+            ),
+            ["aten::chunk", "prim::ListUnpack", "aten::tanh", "llga::narrow"],
+        ),
+        (
+            (
+                "%1 : Tensor = aten::relu(%y); %2 : Tensor = llga::as_target(%1, %y)"
+                "; %r : Tensor = aten::tanh(%2); return (%r)"
+            ),
+            ["aten::relu", "llga::as_target", "aten::tanh", "llga::narrow"],
+        ),
+    ],
+)
+def test_widen_bfloat16(rest: str, left: list[str]) -> None:
+    """What is computed in between is not rounded; types, where somebody sees them, stay."""
+    graph = widened(rest)
+    assert kinds(graph) == PRODUCT + left, graph
+    x, w, f = torch.randn(2, 3), torch.randn(3, 4).bfloat16(), torch.randn(2, 4)
+    plain = parsed(WIDEN.replace("REST", rest.replace("; ", "\n  ")))
+    for ours, theirs in zip(results_of(graph, x, w, f), results_of(plain, x, w, f), strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=0.04, atol=0.04)
+
+
+@pytest.mark.parametrize(
+    ("rest", "left"),
+    [
+        # What is written to.
+        (
+            "%r : Tensor = aten::relu_(%y); return (%y)",
+            ["aten::to", "aten::mm", "aten::relu_"],
+        ),
+        # A view that is returned with what it is a view of.
+        (
+            "%r : Tensor = aten::view(%y, %sizes); return (%y, %r)",
+            [*PRODUCT, "llga::narrow", "aten::view"],
+        ),
+        # Statistics that are updated, and all that may share memory with them.
+        (
+            (
+                "%r : Tensor = aten::batch_norm(%y, %none, %none, %f, %f, %yes, %eps, %eps, %no)"
+                "; return (%r)"
+            ),
+            ["aten::to", "aten::mm", "aten::batch_norm"],
+        ),
+        # Rounding that is asked for.
+        (
+            (
+                "%1 : Tensor = aten::to(%f, %bf16, %no, %no, %none)"
+                "; %2 : Tensor = aten::to(%1, %float, %no, %no, %none)"
+                "; %3 : Tensor = aten::exp(%2); %r : Tensor = aten::relu(%y); return (%r, %3)"
+            ),
+            [*PRODUCT, "aten::to", "aten::to", "aten::exp", "aten::relu", "llga::narrow"],
+        ),
+    ],
+)
+def test_widen_bfloat16_keeps(rest: str, left: list[str]) -> None:
+    assert kinds(widened(rest)) == left
+
+
+def test_widen_bfloat16_of_other_types() -> None:
+    """Known are only bfloat16 and what is computed of it; a call may bring anything else."""
+    graph = parsed(
+        """
+        graph(%x : Tensor, %w : Tensor):
+          %1 : Tensor = aten::mm(%x, %w)
+          %2 : Tensor = aten::relu(%1)
+          return (%2)
+        """
+    )
+    _C.run_pass("widen_bfloat16", graph)
+    assert kinds(graph) == ["aten::mm", "aten::relu"]
+    graph = widened("%r : Tensor = aten::mul(%y, %f); return (%r)")
+    x, w = torch.randn(2, 3), torch.randn(3, 4).bfloat16()
+    for f in (torch.randn(2, 4).double(), torch.randn(2, 4), torch.ones(2, 4).long()):
+        expected = (x.bfloat16() @ w) * f
+        (result,) = results_of(graph, x, w, f)
+        assert result.dtype == expected.dtype
+        torch.testing.assert_close(result, expected, rtol=0.02, atol=0.02)
+    # As in eager; and as in eager under autocast, where that is no error.
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        results_of(graph, x, w.float(), f)
+    with torch.autocast("cpu", torch.bfloat16):
+        (result,) = results_of(graph, x, w.float(), x[:, :1])
+    torch.testing.assert_close(result, (x @ w.float()) * x[:, :1], rtol=0.02, atol=0.02)
+
+
+def test_widen_bfloat16_in_branches() -> None:
+    """A branch that is not taken raises nothing."""
+    graph = after(
+        "widen_bfloat16",
+        """
+        graph(%x : Tensor, %c : bool):
+          %no : bool = prim::Constant[value=0]()
+          %none : NoneType = prim::Constant()
+          %bf16 : int = prim::Constant[value=15]()
+          %w : Tensor = aten::to(%x, %bf16, %no, %no, %none)
+          %r : Tensor = prim::If(%c)
+            block0():
+              %1 : Tensor = aten::mm(%x, %w)
+              -> (%1)
+            block1():
+              -> (%x)
+          return (%r)
+        """,
+    )
+    x = torch.randn(3, 3)
+    function = torch._C._create_function_from_graph("forward", graph)
+    assert torch.equal(function(x, False), x)
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        function(x, True)
+    half = x.bfloat16()
+    torch.testing.assert_close(function(half, True), half @ half, rtol=0.02, atol=0.02)
 
 
 def test_drop_casts_of_known() -> None:
@@ -1367,6 +1573,24 @@ def test_layout_propagation_and_guards() -> None:
     ).check("llga_any_layout=[0]").run(text)
     assert "Float(1, 3, 8, 8" not in text, "guard_shape erases the observed types"
     assert len(list(second.outputs())) == 1
+
+
+@pytest.mark.parametrize(("op", "free"), [("size", 1), ("dim", 1), ("is_contiguous", 0)])
+def test_layout_propagation_of_what_is_asked_for_its_sizes(op: str, free: int) -> None:
+    """Sizes are the same in any layout; what tells of strides is not."""
+    read = f"%s : {'bool' if op == 'is_contiguous' else 'int'} = aten::{op}(%2"
+    read += ", %one)" if op == "size" else ")"
+    text = CONV.replace("  %3 : Float", f"  {read}\n  %3 : Float", 1)
+    kind = "bool" if op == "is_contiguous" else "int"
+    text = text.replace(
+        "return (%5)",
+        f"%t : (Tensor, {kind}) = prim::TupleConstruct(%5, %s)\n  return (%t)",
+    )
+    graph = parsed(text)
+    for name in ("graph_fuser", "layout_propagation", "guard_values"):
+        _C.run_pass(name, graph)
+    first = next(n for n in walk(graph) if n.kind() == "llga::FusionGroup")
+    assert f"llga_any_layout=[{free}]" in str(first)
 
 
 ATTENTION = """

@@ -34,6 +34,7 @@ __all__ = ["describe_arguments", "make_report"]
 
 GROUP = "llga::FusionGroup"
 ONCE_PER_SIZES = "llga::OncePerSizes"
+WIDENING = ("llga::wide", "llga::narrow", "llga::narrow_as")
 # Operators outside whose only work is to change layout or data type.
 _CONVERTERS = (
     "aten::to",
@@ -124,6 +125,7 @@ class _Walk:
         self.edges: set[tuple[int, int]] = set()
         self.fused = 0
         self.once_per_sizes = 0  # operators whose results are kept for the next call
+        self.widens = False  # bfloat16 is computed in float32
         self._makers: dict[str, set[int]] = {}
         self._visit(graph, "")
 
@@ -144,6 +146,7 @@ class _Walk:
                 continue
             if kind == ONCE_PER_SIZES:
                 self.once_per_sizes += sum(map(_is_operator, node.g("Subgraph").nodes()))
+            self.widens |= kind in WIDENING
             if kind != GROUP and not _is_operator(node):
                 for output in node.outputs():
                     self._give(output, reads)
@@ -521,6 +524,10 @@ def make_report(
         notes.append(
             f"operators that depend on sizes alone: {walk.once_per_sizes}. They are computed once "
             "for each set of sizes, and counted neither as fused nor as outside"
+        )
+    if walk.widens:
+        notes.append(
+            f"bfloat16 is computed in float32: there are no kernels for it on {environment['isa']}"
         )
     return Report(
         model=model,

@@ -17,6 +17,7 @@
 #include "jit/onednn/module_watch.h"
 #include "jit/onednn/once_per_sizes.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/runtime/engine.h"
 
 namespace llga {
 
@@ -34,6 +35,10 @@ const std::vector<PassEntry>& passes() {
       {"restore_linear", restoreLinear,
        "after normalize_ops, which makes plain integers of sizes that were traced; before prepare_*, "
        "which look at linear layers"},
+      {"widen_bfloat16", widenBfloat16,
+       "after restore_linear, as fold_constants and normalize_ops leave more types known; before "
+       "drop_casts, which would round where this does without",
+       [] { return !supportsBf16(); }},
       {"drop_casts", dropCasts,
        "after fold_constants and normalize_ops, which leave more types known; before fusing, which "
        "stops at casts"},
@@ -139,7 +144,7 @@ void runPipeline(std::shared_ptr<Graph>& graph) {
   auto working = graph->copy();
   try {
     for (const auto& pass : passes()) {
-      if (isPassEnabled(pass.name)) {
+      if (isPassEnabled(pass.name) && (pass.isNeeded == nullptr || pass.isNeeded())) {
         runTraced(pass, working);
       }
     }

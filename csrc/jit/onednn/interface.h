@@ -14,6 +14,8 @@ struct PassEntry {
   const char* name;
   void (*run)(const std::shared_ptr<Graph>& graph);
   const char* reason;  // why it stands where it stands
+  // Whether the pipeline needs it on this processor; null: on any.
+  bool (*isNeeded)() = nullptr;
 };
 
 // The pipeline, in order.

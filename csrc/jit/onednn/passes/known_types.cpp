@@ -1,0 +1,246 @@
+#include "jit/onednn/passes/known_types.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <algorithm>
+#include <string>
+
+namespace llga {
+namespace {
+
+namespace aten = torch::jit::aten;
+namespace prim = torch::jit::prim;
+
+bool isTrue(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  return known && known->isBool() && known->toBool();
+}
+
+Dtype constantDtype(const Value* value) {
+  const auto dtype = torch::jit::toIValue(value);
+  return dtype && dtype->isInt() ? Dtype(static_cast<at::ScalarType>(dtype->toInt()))
+                                 : std::nullopt;
+}
+
+// What a trace writes for a number (or one): it does not change the other operand's data type, or
+// makes it one that autocast leaves alone.
+bool isNumber(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  return !isTensor(value) ||
+         (known && known->isTensor() && known->toTensor().defined() &&
+          known->toTensor().dim() == 0 &&
+          (known->toTensor().scalar_type() == at::kDouble ||
+           c10::isIntegralType(known->toTensor().scalar_type(), /*includeBool=*/true)));
+}
+
+std::unordered_set<Symbol> atenKinds(std::initializer_list<const char*> names) {
+  std::unordered_set<Symbol> kinds;
+  for (const auto* name : names) {
+    kinds.insert(Symbol::fromQualString(std::string("aten::") + name));
+  }
+  return kinds;
+}
+
+// Whether a tensor has dimensions by construction; false where that is not known.
+bool hasDimensions(const Value* value) {
+  const auto* node = value->node();
+  if (const auto constant = torch::jit::toIValue(value)) {
+    return constant->isTensor() && constant->toTensor().defined() && constant->toTensor().dim() > 0;
+  }
+  if (isBinary(node)) {
+    return hasDimensions(node->input(0)) ||
+           (isTensor(node->input(1)) && hasDimensions(node->input(1)));
+  }
+  switch (node->kind()) {
+    case aten::matmul:  // of two vectors
+      return false;
+    case aten::layer_norm:
+    case aten::batch_norm:
+    case aten::embedding:
+      return true;
+    case aten::dropout:
+    case aten::to:
+      return hasDimensions(node->input(0));
+    default:
+      return isProduct(node) || ((isActivation(node) || node->kind() == asTargetKind() ||
+                                  node->kind() == fullPrecisionKind()) &&
+                                 hasDimensions(node->input(0)));
+  }
+}
+
+}  // namespace
+
+bool isReducedPrecision(Dtype dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+Dtype castsTo(const Node* node) {
+  return node->matches(
+             "aten::to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool "
+             "copy=False, MemoryFormat? memory_format=None) -> Tensor(a)")
+             ? constantDtype(node->input(1))
+             : std::nullopt;
+}
+
+Dtype reducesTo(const Node* node) {
+  return node->kind() == reducedPrecisionKind() && isTrue(node->input(2))
+             ? constantDtype(node->input(4))
+             : std::nullopt;
+}
+
+bool widens(const Node* node) {
+  return node->kind() == fullPrecisionKind() && isTrue(node->input(2));
+}
+
+bool isActivation(const Node* node) {
+  static const auto kKinds =
+      atenKinds({"relu", "relu6", "sigmoid", "tanh", "gelu", "elu", "leaky_relu", "hardswish",
+                 "hardsigmoid", "hardtanh", "silu", "mish", "softplus"});
+  return kKinds.count(node->kind()) != 0;
+}
+
+bool keepsFirst(const Node* node) {
+  static const auto kKinds =
+      atenKinds({// normalization; under autocast parameters may be wider
+                 "batch_norm", "instance_norm", "group_norm", "layer_norm",
+                 // views and copies
+                 "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim",
+                 "contiguous", "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as",
+                 "t", "slice", "select", "narrow", "roll", "flip", "constant_pad_nd", "pad",
+                 "channel_shuffle", "pixel_shuffle", "dropout",
+                 // pooling and sampling
+                 "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
+                 "adaptive_avg_pool2d", "upsample_nearest1d", "upsample_nearest2d",
+                 "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d"});
+  if (isActivation(node) || kKinds.count(node->kind()) != 0) {
+    return true;
+  }
+  switch (node->kind()) {
+    case aten::softmax:
+    case aten::log_softmax:
+    case aten::mean:
+    case aten::sum:  // other than the operand's only if a data type is asked for
+      return node->hasNamedInput("dtype") &&
+             node->namedInput("dtype")->type()->isSubtypeOf(*c10::NoneType::get());
+    case aten::clamp:  // bounds that are tensors promote
+    case aten::clamp_min:
+    case aten::clamp_max:
+      return std::none_of(node->inputs().begin() + 1, node->inputs().end(), isTensor);
+    default:
+      return false;
+  }
+}
+
+bool splits(const Node* node) {
+  return node->kind() == aten::chunk || node->kind() == aten::split ||
+         node->kind() == aten::split_with_sizes || node->kind() == aten::unbind;
+}
+
+Dtype KnownTypes::of(const Value* value) {
+  const auto known = types_.find(value->unique());
+  if (known != types_.end()) {
+    return known->second;
+  }
+  const auto type = infer(value);
+  types_.emplace(value->unique(), type);
+  return type;
+}
+
+void KnownTypes::learn(const Node* node) {
+  if (node->outputs().size() == 1) {
+    of(node->output());
+  }
+}
+
+Dtype KnownTypes::infer(const Value* value) {
+  const auto* node = value->node();
+  if (const auto constant = torch::jit::toIValue(value);
+      constant && constant->isTensor() && constant->toTensor().defined()) {
+    return constant->toTensor().scalar_type();
+  }
+  if (keepsFirst(node)) {
+    return of(operandOf(node, 0));
+  }
+  if (isProduct(node) || node->kind() == aten::scaled_dot_product_attention) {
+    // The operands have one data type, or the op raises; but eager's autocast, which may be on as
+    // well, makes reduced precision of floats there.
+    const auto dtype = of(node->input(1));
+    const auto common = dtype ? dtype : of(node->input(0));
+    return isReducedPrecision(common) ? common : std::nullopt;
+  }
+  if (isBinary(node)) {
+    return ofOperands(node);
+  }
+  if (node->kind() == asTargetKind()) {
+    return of(node->input(1));
+  }
+  if (node->kind() == reducedPrecisionKind()) {
+    return reducesTo(node);
+  }
+  if (widens(node)) {
+    const auto dtype = of(node->input(0));
+    return isReducedPrecision(dtype) ? Dtype(at::kFloat) : dtype;
+  }
+  switch (node->kind()) {
+    case aten::to:
+      return castsTo(node);
+    case aten::embedding:
+      return of(node->input(0));
+    case aten::cat:
+    case aten::stack:
+      return ofAll(node->input(0));
+    case prim::ListUnpack:
+      return splits(node->input(0)->node()) ? of(node->input(0)->node()->input(0)) : std::nullopt;
+    case prim::ConstantChunk:
+      return of(node->input(0));
+    default:
+      return std::nullopt;
+  }
+}
+
+const Value* KnownTypes::operandOf(const Node* node, size_t i) const {
+  const auto* operand = node->input(i);
+  return narrowed_.count(node) != 0 && widens(operand->node()) ? operand->node()->input(0)
+                                                               : operand;
+}
+
+Dtype KnownTypes::ofOperands(const Node* node) {
+  Dtype common;
+  for (const size_t i : {0, 1}) {
+    const auto* operand = operandOf(node, i);
+    if (isNumber(operand)) {
+      continue;
+    }
+    const auto dtype = of(operand);
+    if (!dtype) {
+      return std::nullopt;
+    }
+    if (common && dtype != common) {
+      return ofMixed(operandOf(node, 0), operandOf(node, 1));
+    }
+    common = dtype;
+  }
+  return common;
+}
+
+// float32, if one operand is of float32 and the other one of reduced precision; but a tensor
+// without dimensions does not widen others.
+Dtype KnownTypes::ofMixed(const Value* a, const Value* b) {
+  const auto widens = [this](const Value* wide, const Value* narrow) {
+    return of(wide) == at::kFloat && isReducedPrecision(of(narrow)) && hasDimensions(wide);
+  };
+  return widens(a, b) || widens(b, a) ? Dtype(at::kFloat) : std::nullopt;
+}
+
+// That of all elements of a list, if it is one and the same.
+Dtype KnownTypes::ofAll(const Value* list) {
+  const auto* node = list->node();
+  if (node->kind() != prim::ListConstruct || node->inputs().empty()) {
+    return std::nullopt;
+  }
+  const auto first = of(node->input(0));
+  return std::all_of(node->inputs().begin(), node->inputs().end(),
+                     [&](const Value* item) { return of(item) == first; })
+             ? first
+             : std::nullopt;
+}
+
+}  // namespace llga
