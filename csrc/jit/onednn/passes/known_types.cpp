@@ -41,15 +41,19 @@ std::unordered_set<Symbol> atenKinds(std::initializer_list<const char*> names) {
   return kinds;
 }
 
-// Whether a tensor has dimensions by construction; false where that is not known.
-bool hasDimensions(const Value* value) {
+// Whether a tensor has dimensions by construction; false where that is not known, or only from far
+// back: both operands of a sum are asked, which for a chain of sums would be ever more questions.
+bool hasDimensions(const Value* value, int further = 8) {
+  if (further == 0) {
+    return false;
+  }
   const auto* node = value->node();
   if (const auto constant = torch::jit::toIValue(value)) {
     return constant->isTensor() && constant->toTensor().defined() && constant->toTensor().dim() > 0;
   }
   if (isBinary(node)) {
-    return hasDimensions(node->input(0)) ||
-           (isTensor(node->input(1)) && hasDimensions(node->input(1)));
+    return hasDimensions(node->input(0), further - 1) ||
+           (isTensor(node->input(1)) && hasDimensions(node->input(1), further - 1));
   }
   switch (node->kind()) {
     case aten::matmul:  // of two vectors
@@ -60,11 +64,11 @@ bool hasDimensions(const Value* value) {
       return true;
     case aten::dropout:
     case aten::to:
-      return hasDimensions(node->input(0));
+      return hasDimensions(node->input(0), further - 1);
     default:
       return isProduct(node) || ((isActivation(node) || node->kind() == asTargetKind() ||
                                   node->kind() == fullPrecisionKind()) &&
-                                 hasDimensions(node->input(0)));
+                                 hasDimensions(node->input(0), further - 1));
   }
 }
 
