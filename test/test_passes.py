@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import FileCheck
 
@@ -31,6 +32,7 @@ PASSES = [
     "drop_casts",
     "prepare_quantized",
     "prepare_binary",
+    "sink_windows",
     "defer_size_check",
     "once_per_sizes",
     "graph_fuser",
@@ -226,6 +228,80 @@ def test_fold_constants_keeps(rest: str, kept: str) -> None:
     """What a caller or a later op could change, is not the same each time, or raises."""
     found = kinds(after("fold_constants", of_constants(rest)))
     assert {f"aten::{name}" for name in kept.split()} <= set(found)
+
+
+OTHER_FILL = """%p : Tensor = aten::slice(%copy, %0, %end, %n, %1)
+  %q : Tensor = aten::zero_(%p)
+"""
+FILLED = """
+graph(%x : Tensor):
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %3 : Long(requires_grad=0, device=cpu) = prim::Constant[value={3}]()
+  %table : Float(6, strides=[1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %copy : Tensor = aten::clone(%table, %none)
+  %n : int = aten::numel(%copy)
+  %tensor : Tensor = prim::NumToTensor(%n)
+  %third : Tensor = aten::floor_divide(%tensor, %3)
+  %end : int = aten::Int(%third)
+  %part : Tensor = aten::slice(%copy, %0, %0, %end, %1)
+  %z : Tensor = aten::zero_(%part)
+  %y : Tensor = aten::add(%x, %copy, %1)
+  return (%y)"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "folded"),
+    [
+        ("", "", True),
+        ("%copy, %0, %0, %end", "%copy, %0, %1, %end", True),
+        (
+            "%y :",
+            f"{OTHER_FILL}  %y :",
+            True,
+        ),
+        ("%part :", "%v : Tensor = aten::view(%copy, %s)\n  %part :", False),
+        ("%y :", "%q : Tensor = aten::relu_(%copy)\n  %y :", False),
+        ("%y :", "%q : Tensor = aten::abs(%z)\n  %y :", False),
+        (
+            "%y : Tensor = aten::add(%x, %copy, %1)",
+            "%y : Tensor = aten::add_(%copy, %x, %1)",
+            False,
+        ),
+        ("aten::clone(%table, %none)", "aten::clone(%x, %none)", False),
+    ],
+    ids=[
+        "fill",
+        "bounds",
+        "two",
+        "seen by a view",
+        "written",
+        "result read",
+        "written and returned",
+        "input",
+    ],
+)
+def test_fold_constants_with_a_part_filled(old: str, new: str, folded: bool) -> None:
+    text = FILLED.replace(old, new, 1)
+    assert not old or text != FILLED
+    if "%v :" in text:
+        text = text.replace("%copy :", "%s : int[] = prim::ListConstruct(%1, %1, %6)\n  %copy :")
+        text = text.replace("%none :", "%6 : int = prim::Constant[value=6]()\n  %none :")
+        text = text.replace("%x, %copy, %1", "%x, %v, %1")
+    graph = parsed(text)
+    for node in walk(graph):
+        if node.kind() == "prim::Constant" and node.output().debugName() == "table":
+            node.t_("value", torch.arange(1.0, 7.0))
+    plain = graph.copy()
+    _C.run_pass("fold_constants", graph)
+    torch._C._jit_pass_lint(graph)
+    assert (kinds(graph) == ["aten::add"]) == folded
+    x = torch.arange(6.0) * 10
+    for _ in range(2):
+        want = torch._C._create_function_from_graph("plain", plain)(x.clone())
+        got = torch._C._create_function_from_graph("f", graph)(x.clone())
+        torch.testing.assert_close(got, want)
 
 
 def test_fold_constants_under_autocast() -> None:
@@ -1642,6 +1718,110 @@ def test_attention_in_bf16_is_a_group_where_our_kernel_takes_it() -> None:
     graph = parsed(ATTENTION.format(qkv=qkv, dropout="0.", causal="%no"))
     _C.run_pass("graph_fuser", graph)
     assert ("llga::FusionGroup" in kinds(graph)) == has_own_attention(torch.bfloat16)
+
+
+WINDOWS = """
+x = x.reshape(2, 8, 8, 32)
+r = torch.roll(x, (-2, -2), (1, 2))
+r = r.view(2, 2, 4, 2, 4, 32).permute(0, 1, 3, 2, 4, 5).reshape(8, 16, 32)
+h = F.linear(r, w).reshape(8, 16, 3, 2, 16).permute(2, 0, 3, 1, 4)
+q, k, v = h[0], h[1], h[2]
+y = ((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).reshape(8, 16, 32)
+y = F.linear(y, w[:32]).view(2, 2, 2, 4, 4, 32).permute(0, 1, 3, 2, 4, 5).reshape(2, 8, 8, 32)
+y = torch.roll(y, (2, 2), (1, 2))
+return y * 2
+"""
+
+
+def with_windows_sunk(code: str) -> torch.Graph:
+    """The graph of some code of an image x and a weight w behind the pass. It computes the same."""
+    known = {"torch": torch, "F": F, "w": torch.randn(96, 32) / 8, "__name__": "windows"}
+    exec("def windows(x):\n" + textwrap.indent(code, "  "), known)
+    x = torch.randn(2, 8, 8, 32)
+    graph = torch.jit.trace(known["windows"], (x,), check_trace=False).graph
+    torch._C._jit_pass_constant_propagation(graph)
+    plain = graph.copy()
+    _C.run_pass("sink_windows", graph)
+    torch._C._jit_pass_lint(graph)
+    want = torch._C._create_function_from_graph("plain", plain)(x.clone())
+    got = torch._C._create_function_from_graph("f", graph)(x.clone())
+    torch.testing.assert_close(got, want)
+    return graph
+
+
+@pytest.mark.skipif(not has_own_attention(torch.float32), reason="attention is PyTorch's")
+@pytest.mark.parametrize(
+    ("old", "new", "lifted", "sunk"),
+    [
+        ("", "", True, True),
+        ("q, k, v = h[0], h[1], h[2]", "q, k, v = h[0] * 2, h[1], h[2]", True, True),
+        ("x = x.reshape(2, 8, 8, 32)", "x = F.layer_norm(x, [32])", False, True),
+        ("(-2, -2), (1, 2))", "(-2, -2), (1, 3))", False, True),
+        ("(2, 2), (1, 2))", "(2, 2), (1, 3))", True, False),
+        (
+            ".permute(0, 1, 3, 2, 4, 5).reshape(8",
+            ".permute(0, 1, 5, 2, 4, 3).reshape(8",
+            False,
+            True,
+        ),
+        ("return y * 2", "return y * r.sum()", False, True),
+        ("return y * 2", "return y * x", True, True),
+        ("return y * 2", "return y * h.sum()", False, True),
+        ("y = torch.roll(y", "z = y\ny = torch.roll(y", True, True),
+        ("return y * 2", "return y.add_(1)", True, False),
+        ("return y * 2", "x.add_(1)\nreturn y", False, True),
+        ("F.linear(r, w)", "F.linear(r, x[0, 0, 0, :1].expand(96, 32))", False, True),
+        ("8, 16, 32)\ny = F.linear(y", "8, 16, 32)\ny = F.linear(y.tanh()", True, False),
+    ],
+    ids=[
+        "windows",
+        "scaled",
+        "unknown rank",
+        "rolled within rows",
+        "rolled back within rows",
+        "rows torn apart",
+        "windows read",
+        "image read",
+        "heads read",
+        "named",
+        "result written to",
+        "image written to",
+        "weight of an input",
+        "function between",
+    ],
+)
+def test_sink_windows(old: str, new: str, lifted: bool, sunk: bool) -> None:
+    """The linear layers around attention change places with what cuts out windows."""
+    assert not old or old in WINDOWS
+    graph = with_windows_sunk(WINDOWS.replace(old, new, 1))
+    moves = ("aten::roll", "aten::linear", "aten::softmax")
+    order = [kind.removeprefix("aten::") for kind in kinds(graph) if kind in moves]
+    before = ["linear", "roll"] if lifted else ["roll", "linear"]
+    behind = ["roll", "linear"] if sunk else ["linear", "roll"]
+    assert order == [*before, "softmax", *behind]
+
+
+PADDED = """
+x = F.layer_norm(x, [32]).reshape(-1, 8, 8, 32)
+x = F.pad(x, (0, 0, 0, 0, 0, 0))
+""" + WINDOWS.split("\n", 2)[2]
+
+
+@pytest.mark.skipif(not has_own_attention(torch.float32), reason="attention is PyTorch's")
+@pytest.mark.parametrize(
+    ("old", "new", "padded"),
+    [
+        ("", "", True),
+        ("return y * 2", "return y * 2, x", False),
+        ("return y * 2", "return y * x", False),
+        ("return y * 2", "return y * x.add_(1)", False),
+    ],
+    ids=["windows", "returned", "read", "written to"],
+)
+def test_padding_of_nothing(old: str, new: str, padded: bool) -> None:
+    graph = with_windows_sunk(PADDED.replace(old, new, 1))
+    assert ("llga::padded" in kinds(graph)) == padded
+    assert ("aten::pad" in kinds(graph)) != padded
 
 
 # Name: what becomes of %a, the result of a group, and whether it dies with the call.

@@ -95,6 +95,22 @@ void readsOf(const Node* node, const Block* block, std::vector<const Value*>& re
   }
 }
 
+std::optional<AttentionCore> ownAttentionOf(const Node* node, const Facts& facts) {
+  if (isOwnAttention(node, facts)) {
+    return AttentionCore{node->namedInput("query"),
+                         node->namedInput("key"),
+                         node->namedInput("value"),
+                         node->output(),
+                         {node}};
+  }
+  auto written = attentionAround(node, facts);
+  if (!written || !isOwnAttention(*written, facts)) {
+    return std::nullopt;
+  }
+  return AttentionCore{written->query, written->key, written->value, written->result,
+                       std::move(written->nodes)};
+}
+
 class BlockPartitioner {
  public:
   BlockPartitioner(Block* block, const AliasDb& aliases) : block_(block) { lowerAll(aliases); }
@@ -130,7 +146,7 @@ class BlockPartitioner {
 
   void lowerAll(const AliasDb& aliases) {
     const auto integer_feeders = feedsIntegerCast(block_, facts_);
-    const auto taken = findWrittenAttention(aliases);
+    const auto taken = findAttention(aliases, integer_feeders);
     for (auto* node : block_->nodes()) {
       const auto* entry = findOp(node);
       if (entry == nullptr || isQuantizedConstant(node) || taken.count(node) != 0) {
@@ -153,27 +169,39 @@ class BlockPartitioner {
     }
   }
 
-  // Proposes what our own kernel computes of it. Returns its nodes.
-  std::unordered_set<const Node*> findWrittenAttention(const AliasDb& aliases) {
+  // Proposes attention for our own kernel, where it is written out or has moves around it that its
+  // group may have inside. Returns their nodes.
+  std::unordered_set<const Node*> findAttention(
+      const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders) {
     std::unordered_set<const Node*> taken;
+    const auto isWritten = [&](const Node* member) { return aliases.hasWriters(member); };
     for (auto* node : block_->nodes()) {
-      const auto written = attentionAround(node, facts_);
-      if (!written || !isOwnAttention(*written, facts_)) {
+      const auto core = ownAttentionOf(node, facts_);
+      if (!core || std::any_of(core->nodes.begin(), core->nodes.end(), isWritten)) {
         continue;
       }
-      const std::unordered_set<const Node*> members(written->nodes.begin(), written->nodes.end());
+      const bool alone = core->nodes.size() == 1;
+      if (alone && integer_feeders.count(node) != 0) {
+        continue;
+      }
+      auto moves = movesAround(*core);
+      if (std::any_of(moves.begin(), moves.end(), isWritten)) {
+        moves.clear();
+      }
+      if (alone && moves.empty()) {
+        continue;
+      }
+      node->i_(ownAttentionAttr(), 1);
       Proposal proposal;
+      proposal.compute = alone ? 1 : 2;
+      moves.insert(core->nodes.begin(), core->nodes.end());
       for (auto* member : block_->nodes()) {
-        if (members.count(member) != 0) {
+        if (moves.count(member) != 0) {
           proposal.nodes.push_back(member);
         }
       }
-      if (std::none_of(proposal.nodes.begin(), proposal.nodes.end(),
-                       [&](Node* member) { return aliases.hasWriters(member); })) {
-        proposal.compute = 2;
-        taken.insert(members.begin(), members.end());
-        own_.push_back(std::move(proposal));
-      }
+      taken.insert(moves.begin(), moves.end());
+      own_.push_back(std::move(proposal));
     }
     return taken;
   }
@@ -552,6 +580,10 @@ class BlockPartitioner {
 };
 
 }  // namespace
+
+std::optional<AttentionCore> ownAttentionAt(const Node* node) {
+  return ownAttentionOf(node, StaticFacts());
+}
 
 std::vector<Proposal> proposeGroups(Block* block, const AliasDb& aliases) {
   engine();  // initialised here, so that its cost is not the first call's

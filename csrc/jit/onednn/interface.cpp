@@ -48,6 +48,9 @@ const std::vector<PassEntry>& passes() {
       {"prepare_binary", prepareBinary,
        "after normalize_ops, whose rewrites create binary ops; removes operands' expands, which "
        "frees sizes for defer_size_check"},
+      {"sink_windows", sinkWindows,
+       "after prepare_*, whose casts would part what it brings together; before defer_size_check, as "
+       "it moves sizes"},
       {"defer_size_check", deferSizeCheck,
        "right before fusing: any later rewrite could read a size from inside a group again"},
       {"once_per_sizes", oncePerSizes,

@@ -61,6 +61,11 @@ Symbol fullPrecisionKind() {
   return kind;
 }
 
+Symbol ownAttentionAttr() {
+  static const Symbol attr = Symbol::attr("llga_own_attention");
+  return attr;
+}
+
 const Value* behind(const Value* value) {
   while (value->node()->kind() == asTargetKind()) {
     value = value->node()->input(0);
@@ -131,6 +136,36 @@ const Node* soleComputation(const Graph& subgraph) {
     sole = node;
   }
   return sole;
+}
+
+bool movesNumbers(const Node* node) {
+  namespace aten = torch::jit::aten;
+  switch (node->kind()) {
+    case aten::view:
+    case aten::reshape:
+    case aten::flatten:
+    case aten::squeeze:
+    case aten::unsqueeze:
+    case aten::transpose:
+    case aten::permute:
+    case aten::t:
+    case aten::slice:
+    case aten::select:
+    case aten::contiguous:
+      break;
+    default:
+      return false;
+  }
+  return node->outputs().size() == 1 && isTensor(node->output()) && isTensor(node->input(0)) &&
+         std::none_of(node->inputs().begin() + 1, node->inputs().end(), isTensor);
+}
+
+bool takesPart(const Node* node) {
+  return node->kind() == torch::jit::aten::slice || node->kind() == torch::jit::aten::select;
+}
+
+bool readsShape(const Node* node) {
+  return node->kind() == torch::jit::aten::size || node->kind() == torch::jit::aten::dim;
 }
 
 bool isProduct(const Node* node) {

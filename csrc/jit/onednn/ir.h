@@ -36,6 +36,10 @@ Symbol refusedAttr();
 // int on a node that a pass of ours put in and that is taken out again if nothing fused it.
 Symbol insertedAttr();
 
+// int on the softmax of an attention, or on one that is a node of its own, whose group was made for
+// a kernel of ours.
+Symbol ownAttentionAttr();
+
 // Schema of the op that remove_mutation puts behind the pure variant of an in-place op:
 //   llga::as_target(result, target)
 // is `result`, cast to the data type of `target`; raises what the in-place op raises where it can't
@@ -71,6 +75,16 @@ const Node* soleComputation(const Graph& subgraph);
 
 // True for convolutions and matrix products.
 bool isProduct(const Node* node);
+
+// True for an op of one tensor that gives some of its elements, each as it is; views and
+// aten::contiguous, not aten::roll.
+bool movesNumbers(const Node* node);
+
+// True for those that may drop some.
+bool takesPart(const Node* node);
+
+// True for aten::size and aten::dim, which do not look at the numbers of a tensor.
+bool readsShape(const Node* node);
 
 // True for arithmetic on tensors that promotes the data types of its two operands; the second may
 // be a number.

@@ -56,6 +56,7 @@ class Matcher {
     }
     std::reverse(found_.masks.begin(), found_.masks.end());
     takeFactorsOfQuery();
+    takeNorms();
     takeTail();
     return keepsToItself() && !isQuantized() ? std::optional(std::move(found_)) : std::nullopt;
   }
@@ -71,6 +72,14 @@ class Matcher {
     const auto sizes = facts_.tensor(value).sizes;
     return isTensor(value) ? sizes && sizes->empty()
                            : value->type()->isSubtypeOf(*c10::NumberType::get());
+  }
+
+  // One for each head, for scores of (.., head, query, key).
+  bool isOnePerHead(const Value* value) const {
+    const auto sizes = isTensor(value) ? facts_.tensor(value).sizes : std::nullopt;
+    constexpr size_t kLast = 3;
+    return sizes && sizes->size() >= kLast && sizes->end()[-1] == 1 && sizes->end()[-2] == 1 &&
+           std::all_of(sizes->begin(), sizes->end() - kLast, [](int64_t n) { return n == 1; });
   }
 
   // From the softmax to the product with the values.
@@ -155,10 +164,13 @@ class Matcher {
   }
 
   bool climbScaled(const Node* node, size_t scores, size_t factor) {
-    if (!isTensor(node->input(scores)) || !isOneNumber(node->input(factor))) {
+    const auto* number = node->input(factor);
+    const bool per_head = isOnePerHead(number);
+    if (!isTensor(node->input(scores)) || (!per_head && !isOneNumber(number))) {
       return false;
     }
-    found_.factors.push_back({node->input(factor), node->kind() == aten::div});
+    found_.factors.push_back(
+        {number, node->kind() == aten::div, per_head ? node->input(scores) : nullptr});
     if (up(node->input(scores))) {
       return true;
     }
@@ -177,7 +189,7 @@ class Matcher {
         if (node->inputs().size() != 2 || !isOneNumber(node->input(1))) {
           return;
         }
-        factors.push_back({node->input(1), node->kind() == aten::div});
+        factors.push_back({node->input(1), node->kind() == aten::div, nullptr});
       } else if (!isCast(node)) {
         return;
       }
@@ -191,6 +203,92 @@ class Matcher {
         factors.clear();
       }
     }
+  }
+
+  // Takes what makes rows of a length of 1 of query and key, if their data type is the same before
+  // it.
+  void takeNorms() {
+    auto query = normalized(found_.query);
+    if (query && facts_.tensor(query->rows).dtype == facts_.tensor(found_.value).dtype) {
+      take(*query, found_.query, found_.least_query_norm);
+    }
+    const auto* swap = found_.key->node();
+    if (!isOurs(found_.key) || !swapsLastTwo(swap)) {
+      return;
+    }
+    auto key = normalized(swap->input(0));
+    if (key && facts_.tensor(key->rows).dtype == facts_.tensor(found_.query).dtype) {
+      key->nodes.push_back(swap);
+      take(*key, found_.key, found_.least_key_norm);
+    }
+  }
+
+  struct Normalized {
+    const Value* rows;
+    const Value* least;
+    std::vector<const Node*> nodes;
+  };
+
+  void take(const Normalized& found, const Value*& rows, const Value*& least) {
+    rows = found.rows;
+    least = found.least;
+    found_.nodes.insert(found_.nodes.end(), found.nodes.begin(), found.nodes.end());
+  }
+
+  // rows / clamp_min(norm(rows, 2, [-1], keepdim), least).expand_as(rows), with casts or without.
+  std::optional<Normalized> normalized(const Value* value) const {
+    static const auto kNorm = Symbol::fromQualString("aten::linalg_vector_norm");
+    std::vector<const Node*> nodes;
+    const auto* division = above(value, aten::div, nodes);
+    if (division == nullptr || division->inputs().size() != 2) {
+      return std::nullopt;
+    }
+    const auto* expansion = above(division->input(1), aten::expand_as, nodes);
+    const auto* clamp =
+        expansion != nullptr ? above(expansion->input(0), aten::clamp_min, nodes) : nullptr;
+    const auto* norm = clamp != nullptr ? above(clamp->input(0), kNorm, nodes) : nullptr;
+    if (norm == nullptr || !isLengthOfRows(norm)) {
+      return std::nullopt;
+    }
+    const auto* rows = belowCasts(division->input(0), nodes);
+    const bool same =
+        belowCasts(norm->input(0), nodes) == rows && expansion->input(1) == division->input(0);
+    return same ? std::optional(Normalized{rows, clamp->input(1), std::move(nodes)}) : std::nullopt;
+  }
+
+  // What is cast to `value`, for nobody else. Adds the casts to `nodes`.
+  const Value* belowCasts(const Value* value, std::vector<const Node*>& nodes) const {
+    for (; isOurs(value) && isCast(value->node()); value = value->node()->input(0)) {
+      nodes.push_back(value->node());
+    }
+    return value;
+  }
+
+  // The node of this kind that makes `value`, or what is cast to it, for nobody else.
+  const Node* above(const Value* value, torch::jit::NodeKind kind,
+                    std::vector<const Node*>& nodes) const {
+    value = belowCasts(value, nodes);
+    if (!isOurs(value) || value->node()->kind() != kind) {
+      return nullptr;
+    }
+    nodes.push_back(value->node());
+    return value->node();
+  }
+
+  static bool isLengthOfRows(const Node* norm) {
+    const auto order = torch::jit::toIValue(norm->input(1));
+    const auto dims = torch::jit::toIValue(norm->input(2));
+    return order && order->isScalar() && order->toScalar().toDouble() == 2 && dims &&
+           dims->isIntList() && dims->toIntVector() == std::vector<int64_t>{-1} &&
+           torch::jit::toIValue(norm->input(3)) == c10::IValue(true);
+  }
+
+  static bool swapsLastTwo(const Node* node) {
+    static const auto kMatrixTranspose = Symbol::fromQualString("aten::mT");
+    return node->kind() == kMatrixTranspose ||
+           (node->kind() == aten::transpose &&
+            ((isConstantInt(node->input(1), -2) && isConstantInt(node->input(2), -1)) ||
+             (isConstantInt(node->input(1), -1) && isConstantInt(node->input(2), -2))));
   }
 
   // (batch, head, query, number) -> (batch, query, head and number), where that is what follows.

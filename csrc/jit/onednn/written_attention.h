@@ -2,6 +2,9 @@
 //
 //   scores = matmul(query * factor, key)           key: transposed already
 //   scores = scores * factor + mask                and other masks, on views of them
+//
+// where query and key may be rows that are brought to a length of 1 first (F.normalize), and
+//
 //   result = matmul(softmax(scores, -1), value)    and the views that put heads side by side
 //
 // Whether the sizes fit, and what is computed with it, is for others to say. Stateless.
@@ -15,10 +18,11 @@
 namespace llga {
 
 struct WrittenAttention {
-  // Of query or scores: a number, or a tensor of one.
+  // Of query or scores: a number, a tensor of one, or of scores a tensor of one for each head.
   struct Factor {
     const Value* number;
     bool divides;
+    const Value* scores;  // null but for one for each head
   };
 
   struct Mask {
@@ -31,8 +35,11 @@ struct WrittenAttention {
   };
 
   const Value* query;
-  const Value* key;  // (.., number, key)
+  const Value* key;  // (.., number, key); (.., key, number) where rows are normalized
   const Value* value;
+  // Of the norm by which rows are divided; null where they are as they are.
+  const Value* least_query_norm;
+  const Value* least_key_norm;
   std::vector<Factor> factors;
   const Value* scores;      // the first product
   std::vector<Mask> masks;  // in the order of execution, behind all factors

@@ -63,7 +63,7 @@ class Rounding {
 
  private:
   bool isRoundedBy(const Node* reader, at::ScalarType dtype) {
-    if (reader->kind() == aten::size || reader->kind() == aten::dim) {
+    if (readsShape(reader)) {
       return true;
     }
     if (reader->kind() == reducedPrecisionKind() || reader->kind() == aten::to) {

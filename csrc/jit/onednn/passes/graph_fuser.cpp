@@ -79,6 +79,16 @@ std::vector<Proposal> dropConstant(std::vector<Proposal> proposals) {
   return proposals;
 }
 
+// A concatenation of parts of tensors, which oneDNN would copy first as they have gaps.
+bool isCatOfParts(const Proposal& proposal) {
+  if (proposal.nodes.size() != 1 || proposal.nodes[0]->kind() != torch::jit::aten::cat) {
+    return false;
+  }
+  const auto parts = proposal.nodes[0]->input(0)->node()->inputs();
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const Value* part) { return takesPart(part->node()); });
+}
+
 // Several lone ops in a row between two groups join them too: all are kept at first, and those that
 // then touch nothing on one side are dropped until none is left.
 std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
@@ -89,6 +99,11 @@ std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
     }
   }
   auto drop = [&](const Proposal& proposal) {
+    if (isCatOfParts(proposal)) {
+      kept.erase(proposal.nodes[0]);
+      refuse(proposal.nodes[0], "aten::cat: partition dropped: oneDNN would copy slices first");
+      return true;
+    }
     if (proposal.compute > 0 || proposal.elementwise + proposal.casts > 1) {
       return false;
     }

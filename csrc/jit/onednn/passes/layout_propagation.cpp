@@ -61,7 +61,7 @@ bool escapes(const Value* value) {
 bool mayLieAnyhow(const Value* value) {
   bool read = false;
   for (const auto& use : value->uses()) {
-    if (use.user->kind() == aten::size || use.user->kind() == aten::dim) {
+    if (readsShape(use.user)) {
       continue;
     }
     if (!isFusionGroup(use.user) || use.user->owningBlock() != value->node()->owningBlock()) {

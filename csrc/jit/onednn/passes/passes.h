@@ -23,6 +23,7 @@ void widenBfloat16(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
 void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);
+void sinkWindows(const GraphPtr& graph);
 void deferSizeCheck(const GraphPtr& graph);
 void oncePerSizes(const GraphPtr& graph);
 void fuseGraph(const GraphPtr& graph);

@@ -41,33 +41,6 @@ namespace {
 using torch::jit::AliasDb;
 namespace aten = torch::jit::aten;
 
-// Ops of one tensor whose result holds some of its elements, each as it is.
-bool movesNumbers(const Node* node) {
-  switch (node->kind()) {
-    case aten::view:
-    case aten::reshape:
-    case aten::flatten:
-    case aten::squeeze:
-    case aten::unsqueeze:
-    case aten::transpose:
-    case aten::permute:
-    case aten::t:
-    case aten::slice:
-    case aten::select:
-    case aten::contiguous:
-      break;
-    default:
-      return false;
-  }
-  return node->outputs().size() == 1 && isTensor(node->output()) && isTensor(node->input(0)) &&
-         std::none_of(node->inputs().begin() + 1, node->inputs().end(), isTensor);
-}
-
-// Of those, the ones that drop elements: quantizing before them would be more work.
-bool takesPart(const Node* node) {
-  return node->kind() == aten::slice || node->kind() == aten::select;
-}
-
 // prim::ConstantChunk, the executor's aten::chunk: several results, each a slice.
 bool splits(const Node* node) { return node->kind() == torch::jit::prim::ConstantChunk; }
 

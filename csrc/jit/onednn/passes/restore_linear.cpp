@@ -15,13 +15,12 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "jit/onednn/ir.h"
+#include "jit/onednn/passes/known_shapes.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -30,92 +29,6 @@ namespace {
 using torch::jit::toIValue;
 namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
-
-using Rank = std::optional<size_t>;
-
-// The rank that a value has whatever the inputs of the graph are. Of a graph that does not change
-// meanwhile.
-class Ranks {
- public:
-  Rank of(const Value* value) {
-    if (const auto known = known_.find(value); known != known_.end()) {
-      return known->second;
-    }
-    known_[value] = std::nullopt;
-    return known_[value] = find(value);
-  }
-
- private:
-  Rank find(const Value* value) {
-    if (const auto constant = toIValue(value); constant && constant->isTensor()) {
-      return constant->toTensor().dim();
-    }
-    const auto* node = value->node();
-    switch (node->kind()) {
-      case aten::view:
-      case aten::reshape:
-        return lengthOf(node->input(1));
-      case aten::arange:
-        return 1;
-      case aten::embedding:
-        return plusOne(of(node->input(1)));
-      case aten::unsqueeze:
-        return plusOne(of(node->input(0)));
-      case aten::add:
-      case aten::sub:
-      case aten::mul:
-      case aten::div:
-        return broadcast(node);
-      case prim::ConstantChunk:
-        return of(node->input(0));
-      case prim::ListUnpack:
-        return ofPieces(node->input(0)->node());
-      case aten::linear:
-        return of(node->input(1)) == Rank(2) ? of(node->input(0)) : std::nullopt;
-      case aten::layer_norm:
-      case aten::dropout:
-      case aten::contiguous:
-      case aten::clone:
-      case aten::to:
-      case aten::gelu:
-      case aten::relu:
-      case aten::silu:
-      case aten::tanh:
-      case aten::sigmoid:
-      case aten::softmax:
-      case aten::slice:
-      case aten::transpose:
-      case aten::scaled_dot_product_attention:
-        return of(node->input(0));
-      default:
-        return node->kind() == asTargetKind() ? of(node->input(0)) : std::nullopt;
-    }
-  }
-
-  static Rank plusOne(Rank rank) { return rank ? Rank(*rank + 1) : std::nullopt; }
-
-  static Rank lengthOf(const Value* list) {
-    if (list->node()->kind() == prim::ListConstruct) {
-      return list->node()->inputs().size();
-    }
-    const auto known = toIValue(list);
-    return known && known->isIntList() ? Rank(known->toIntVector().size()) : std::nullopt;
-  }
-
-  Rank broadcast(const Node* node) {
-    const auto left = of(node->input(0));
-    const auto right = isTensor(node->input(1)) ? of(node->input(1)) : Rank(0);
-    return left && right ? Rank(std::max(*left, *right)) : std::nullopt;
-  }
-
-  Rank ofPieces(const Node* node) {
-    const bool pieces = node->kind() == aten::split || node->kind() == aten::chunk ||
-                        node->kind() == aten::split_with_sizes;
-    return pieces ? of(node->input(0)) : std::nullopt;
-  }
-
-  std::unordered_map<const Value*, Rank> known_;
-};
 
 bool isSize(const Value* value, const Value* tensor, int64_t dim) {
   const auto* node = value->node();
@@ -214,7 +127,7 @@ class Finder {
     }
     layer.data = const_cast<Value*>(first->input(0));
     if (toIValue(rows[0]) != c10::IValue(int64_t{-1}) || !isSize(rows[1], layer.data, -1) ||
-        ranks_.of(layer.data) != sizes.size() || written(layer)) {
+        shapes_.rank(layer.data) != sizes.size() || written(layer)) {
       return std::nullopt;
     }
     for (size_t i = 0; i + 1 < sizes.size(); ++i) {
@@ -235,7 +148,7 @@ class Finder {
   }
 
   const GraphPtr& graph_;
-  Ranks ranks_;
+  KnownShapes shapes_;
   std::unique_ptr<torch::jit::AliasDb> aliases_;
 };
 

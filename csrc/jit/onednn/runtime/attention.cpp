@@ -43,35 +43,51 @@ attention::Mask maskOf(const Attention::Mask& mask, const void* data, int64_t ba
   return one;
 }
 
+// Of one head; T may be const.
+template <typename T, typename Memory>
+attention::Rows<T> rowsOf(Memory* data, const Attention::Place& place, int64_t rows, int64_t batch,
+                          int64_t head) {
+  auto* first = static_cast<T*>(data) + place.first + head * place.strides.head;
+  if (place.rows.empty()) {
+    return {first + batch * place.strides.batch, place.strides.row, nullptr};
+  }
+  return {first, 0, place.rows.data() + batch * rows};
+}
+
+float headScale(const Attention& all, int64_t head) {
+  return all.head_scales.empty() ? 1 : all.head_scales[static_cast<size_t>(head)];
+}
+
 template <typename T>
 attention::Head<T> headOf(const Attention& all, const Attention::Data& data, int64_t index) {
   const auto batch = index / all.heads;
   const auto head = index % all.heads;
   const auto key_head = head / (all.heads / all.key_heads);
-  attention::Head<T> one{
-      all.queries,
-      all.keys,
-      all.size,
-      all.value_size,
-      all.scale,
-      all.causal,
-      all.key_across,
-      all.safe,
-      {at<T>(data.query, all.query_strides, batch, head), all.query_strides.row},
-      {at<T>(data.key, all.key_strides, batch, key_head), all.key_strides.row},
-      {at<T>(data.value, all.value_strides, batch, key_head), all.value_strides.row},
-      {},
-      static_cast<T*>(data.result) + batch * all.result_strides.batch +
-          head * all.result_strides.head,
-      all.result_strides.row};
+  attention::Head<T> one{all.queries,
+                         all.keys,
+                         all.size,
+                         all.value_size,
+                         all.scale * data.factor * headScale(all, head),
+                         all.least_query_norm,
+                         all.least_key_norm,
+                         all.causal,
+                         all.key_across,
+                         all.safe,
+                         rowsOf<const T>(data.query, all.query, all.queries, batch, head),
+                         rowsOf<const T>(data.key, all.key, all.keys, batch, key_head),
+                         rowsOf<const T>(data.value, all.value, all.keys, batch, key_head),
+                         {},
+                         rowsOf<T>(data.result, all.result, all.queries, batch, head)};
   for (size_t i = 0; i < all.masks.size(); ++i) {
     one.masks[i] = maskOf(all.masks[i], data.masks[i], batch, head);
   }
   return one;
 }
 
-// A query alone reads keys where they lie.
-bool readsInPlace(const Attention& all) { return all.queries == 1 && !all.key_across; }
+// A query alone reads keys where they lie, as they are.
+bool readsInPlace(const Attention& all) {
+  return all.queries == 1 && !all.key_across && all.least_query_norm < 0 && all.least_key_norm < 0;
+}
 
 // Numbers in each piece of a workspace; all begin a line of cache.
 struct Pieces {

@@ -3,7 +3,8 @@
 // PyTorch's kernel gives the products of each head to a BLAS, call by call, at half to two thirds
 // of the speed that a core has, and at a third of it with a boolean mask. Here they are those of
 // our linear layers (gemm_blocks.h), with keys and values copied to panels once a head, but for a
-// query alone. bfloat16 data are computed in float32.
+// query alone. bfloat16 data are computed in float32, but for the products where there are
+// instructions for those.
 //
 // attention_blocks.h has the arithmetic of one block of queries; here the work is divided.
 #pragma once
@@ -11,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace llga::attention {
 struct Kernels;
@@ -27,6 +29,15 @@ struct Attention {
     int64_t batch;
     int64_t head;
     int64_t row;
+  };
+
+  // Where the rows of a tensor lie.
+  struct Place {
+    Strides strides = {};
+    int64_t first = 0;  // number of the first row
+    // Of each row of the first head, in the order of batch and row, where strides.batch and
+    // strides.row do not say it; negative for a row that is left out, of a result.
+    std::vector<int64_t> rows = {};
   };
 
   struct Mask {
@@ -52,14 +63,18 @@ struct Attention {
   int64_t size;        // of a query and a key
   int64_t value_size;  // of a value and a result
   float scale;
+  std::vector<float> head_scales;  // of each head, beside the scale; empty: none
+  // Rows are divided by their norm, or by this where it is more; negative: they are not.
+  float least_query_norm;
+  float least_key_norm;
   bool causal;      // query i meets the keys 0 to i
   bool key_across;  // a row of `key` is one number of all keys, not all numbers of a key
   bool safe;        // a query that meets no key gives 0, not NaN
   std::array<Mask, kMasks> masks;  // applied in this order
-  Strides query_strides;
-  Strides key_strides;
-  Strides value_strides;
-  Strides result_strides;
+  Place query;
+  Place key;
+  Place value;
+  Place result;
 
   struct Data {
     const void* query;
@@ -67,6 +82,7 @@ struct Attention {
     const void* value;
     std::array<const void*, kMasks> masks;  // of those that there are
     void* result;                           // overlaps nothing else
+    float factor = 1;                       // of the scale
   };
 
   // NaN and infinities reach the results that they reach in eager, but for those of values that a

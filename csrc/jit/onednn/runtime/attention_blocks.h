@@ -8,11 +8,19 @@
 
 namespace llga::attention {
 
-// Rows of `size` numbers that are `stride` numbers apart.
+// Rows of numbers that are `stride` numbers apart, or lie where `offsets` says; T may be const. In
+// line everywhere, as below.
 template <typename T>
 struct Rows {
-  const T* data;
+  T* data;
   int64_t stride;
+  const int64_t* offsets;  // null: by `stride`
+
+  [[gnu::always_inline]] T* row(int64_t i) const {
+    return data + (offsets != nullptr ? offsets[i] : i * stride);
+  }
+  // Whether there is one.
+  [[gnu::always_inline]] bool has(int64_t i) const { return offsets == nullptr || offsets[i] >= 0; }
 };
 
 // What happens to the scores of each query: of the pointers, to the mask's first row, one at most
@@ -37,22 +45,25 @@ struct Head {
   int64_t size;        // of a query and a key
   int64_t value_size;  // of a value and a result
   float scale;
+  // Rows are divided by their norm, or by this where it is more; negative: they are not.
+  float least_query_norm;
+  float least_key_norm;
   bool causal;      // query i meets the keys 0 to i
   bool key_across;  // a row of `key` is one number of all keys, not all numbers of a key
   bool safe;        // a query that meets no key gives 0, as in PyTorch's kernel; else NaN
 
-  Rows<T> query;
-  Rows<T> key;
-  Rows<T> value;
+  Rows<const T> query;
+  Rows<const T> key;
+  Rows<const T> value;
   Mask masks[kMasks];  // applied in this order
-  T* result;           // (query, number)
-  int64_t result_stride;
+  Rows<T> result;      // those that are not there are not written
 };
 
 // Keys and values as the products want them, and room for one block of queries. Used by one thread.
+// Where the products are those of bfloat16, so are keys, values and queries; it needs no more room.
 struct Workspace {
-  float* keys;    // (panel, number, key of the panel)
-  float* values;  // for each block of kKeys keys: (panel, key, number of the panel)
+  float* keys;    // (panel, number, key of the panel), or (panel, pair, key, number of the pair)
+  float* values;  // for each block of kKeys keys: (panel, key, number of the panel), or likewise
   float* query;
   float* scores;
   float* sums;
@@ -78,7 +89,7 @@ struct Functions {
                  int64_t count);
 
   // The result of the one query of a head, from keys and values where they lie, the keys not
-  // across. `scores`: room for all keys, up to a whole panel.
+  // across and not normalized, nor the query. `scores`: room for all keys, up to a whole panel.
   void (*attendAlone)(const Head<T>& head, float* scores);
 };
 
@@ -92,5 +103,7 @@ struct Kernels {
 
 extern const Kernels avx2;
 extern const Kernels avx512;
+// With AVX-512's instructions for bfloat16; keys of such data neither across nor normalized.
+extern const Kernels avx512_bf16;
 
 }  // namespace llga::attention

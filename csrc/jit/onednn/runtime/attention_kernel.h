@@ -6,7 +6,8 @@
 //
 // For each block of queries: its products with a block of keys, their exponentials, and the
 // products of these with the values. Over several blocks of keys the sums are kept relative to the
-// largest score so far. All of it in float32.
+// largest score so far. All of it in float32, but for the products where they are those of bfloat16
+// (P): there queries are multiplied as they are, and exponentials are rounded.
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/vector.h"
 
@@ -52,22 +53,13 @@ float numberOf(Bfloat16 bits) {
 
 __m256 loadEight(const float* from) { return _mm256_loadu_ps(from); }
 
-__m256 loadEight(const Bfloat16* from) {
+[[maybe_unused]] __m256 loadEight(const Bfloat16* from) {
   const auto numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(numbers), 16));
 }
 
-// Eight rows of eight numbers, `stride` apart, to columns, kPanel apart. 0 where all are finite,
-// else NaN somewhere.
-template <typename T>
-__m256 transpose(const T* from, int64_t stride, float* to) {
-  __m256 rows[8];
-  auto sum = _mm256_setzero_ps();
-#pragma GCC unroll 8
-  for (int r = 0; r < 8; ++r) {
-    rows[r] = loadEight(from + r * stride);
-    sum = _mm256_fmadd_ps(rows[r], _mm256_setzero_ps(), sum);
-  }
+// Eight rows of eight numbers to columns, kPanel apart.
+void transpose(const __m256 (&rows)[8], float* to) {
   __m256 pairs[8];
 #pragma GCC unroll 4
   for (int r = 0; r < 8; r += 2) {
@@ -87,6 +79,20 @@ __m256 transpose(const T* from, int64_t stride, float* to) {
     _mm256_storeu_ps(to + c * kPanel, _mm256_permute2f128_ps(fours[c], fours[c + 4], 0x20));
     _mm256_storeu_ps(to + (c + 4) * kPanel, _mm256_permute2f128_ps(fours[c], fours[c + 4], 0x31));
   }
+}
+
+// Of eight rows the eight numbers from `d` on, likewise. 0 where all are finite, else NaN
+// somewhere.
+template <typename T>
+__m256 transpose(const T* const* from, int64_t d, float* to) {
+  __m256 rows[8];
+  auto sum = _mm256_setzero_ps();
+#pragma GCC unroll 8
+  for (int r = 0; r < 8; ++r) {
+    rows[r] = loadEight(from[r] + d);
+    sum = _mm256_fmadd_ps(rows[r], _mm256_setzero_ps(), sum);
+  }
+  transpose(rows, to);
   return sum;
 }
 
@@ -98,19 +104,20 @@ bool packKeys(const Head<T>& head, float* to) {
   auto sum = _mm256_setzero_ps();
   float rest = 0;
   for (int64_t first = 0; first < head.keys; first += kPanel) {
-    const auto* from = head.key.data + first * head.key.stride;
     for (int64_t k = 0; k < kPanel; k += kEight) {
-      const bool whole = first + k + kEight <= head.keys;
+      const auto there = least(kEight, head.keys - first - k);
+      const T* rows[kEight];
+      for (int64_t i = 0; i < there; ++i) {
+        rows[i] = head.key.row(first + k + i);
+      }
       int64_t d = 0;
-      for (; whole && d + kEight <= head.size; d += kEight) {
-        const auto* block = from + k * head.key.stride + d;
-        sum = _mm256_add_ps(sum, transpose(block, head.key.stride, to + d * kPanel + k));
+      for (; there == kEight && d + kEight <= head.size; d += kEight) {
+        sum = _mm256_add_ps(sum, transpose(rows, d, to + d * kPanel + k));
       }
       for (; d < head.size; ++d) {
-        for (int64_t i = k; i < k + kEight; ++i) {
-          const auto number =
-              first + i < head.keys ? numberOf(from[i * head.key.stride + d]) : 0.0F;
-          to[d * kPanel + i] = number;
+        for (int64_t i = 0; i < kEight; ++i) {
+          const auto number = i < there ? numberOf(rows[i][d]) : 0.0F;
+          to[d * kPanel + k + i] = number;
           rest += number * 0;
         }
       }
@@ -121,13 +128,35 @@ bool packKeys(const Head<T>& head, float* to) {
   return _mm256_movemask_ps(zeros) == 0xFF && rest == 0;
 }
 
+// Divides the keys of panels by their norms.
+template <typename T>
+void normalizeKeys(const Head<T>& head, float* panels) {
+  const auto least = Simd::broadcast(head.least_key_norm);
+  for (int64_t first = 0; first < head.keys; first += kPanel) {
+    for (int64_t k = 0; k < kPanel; k += kWidth) {
+      Vector sum{};
+      for (int64_t d = 0; d < head.size; ++d) {
+        const auto numbers = loadVector(panels + d * kPanel + k);
+        sum = Simd::fmadd(numbers, numbers, sum);
+      }
+      const Vector norm = Simd::root(sum);
+      const Vector factor = 1.0F / (norm < least ? Vector(least) : norm);  // NaN stays
+      for (int64_t d = 0; d < head.size; ++d) {
+        auto* to = panels + d * kPanel + k;
+        Simd::store(to, loadVector(to) * factor);
+      }
+    }
+    panels += head.size * kPanel;
+  }
+}
+
 // Of keys across: what makes the panels of a matrix.
 template <typename T>
 bool packKeysAcross(const Head<T>& head, float* to) {
   Vector sum{};
   for (int64_t first = 0; first < head.keys; first += kPanel) {
     for (int64_t d = 0; d < head.size; ++d) {
-      const auto* from = head.key.data + d * head.key.stride + first;
+      const auto* from = head.key.row(d) + first;
       for (int64_t k = 0; k < kPanel; k += kWidth) {
         const auto left = head.keys - first - k;
         const Vector numbers = left >= kWidth ? loadVector(from + k)
@@ -151,7 +180,7 @@ bool packValues(const Head<T>& head, float* to) {
     for (int64_t o = 0; o < head.value_size; o += kPanel) {
       const auto numbers = least(kPanel, head.value_size - o);
       for (int64_t k = 0; k < keys; ++k) {
-        const auto* from = head.value.data + (first + k) * head.value.stride + o;
+        const auto* from = head.value.row(first + k) + o;
         if (numbers == kPanel) {
           const auto left = loadVector(from);
           const auto right = loadVector(from + kWidth);
@@ -226,13 +255,14 @@ bool isMasked(const Head<T>& head) {
   return isThere(head.masks[0]);
 }
 
-// Applies the masks. Returns the largest score, or -inf; NaN is none.
+// Multiplies the scores and applies the masks. Returns the largest score, or -inf; NaN is none.
 template <typename T>
-float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& row) {
+float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& row, float scale) {
   Vector largest = Vector{} - kInfinity;
   const bool masked = isMasked(head);
+  const bool changed = masked || scale != 1;
   for (int64_t k = 0; k < row.met; k += kWidth) {
-    Vector x = loadVector(row.scores + k);
+    Vector x = loadVector(row.scores + k) * scale;
     if (masked) {
       for (const auto& mask : head.masks) {
         x = behindMask(mask, x, query * mask.stride + first_key + k, head.keys - first_key - k);
@@ -242,7 +272,7 @@ float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& 
     if (last) {
       x = Simd::select(Simd::lanesBefore(row.met - k), x, Simd::broadcast(-kInfinity));
     }
-    if (masked || last) {
+    if (changed || last) {
       Simd::store(row.scores + k, x);
     }
     largest = x > largest ? x : largest;
@@ -250,19 +280,22 @@ float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& 
   return largestOf(largest);
 }
 
-// exp(score - largest). Returns their sum. Where all are -inf, it is that of no key.
+// exp(score - largest), written over the scores. Returns their sum. Where all are -inf, it is that
+// of no key.
+template <typename P>
 float exponentials(const Row& row, float largest) {
   largest = largest == -kInfinity ? 0 : largest;
   Vector sum{};
   int64_t k = 0;
+  auto* to = reinterpret_cast<P*>(row.scores);  // a P is no wider
   for (; k < row.met; k += kWidth) {
     const Vector x = loadVector(row.scores + k) - largest;
     const Vector e = x < -87.0F ? Vector{} : expOf(x);
-    Simd::store(row.scores + k, e);
+    storeVector(to + k, e);
     sum += e;
   }
   for (; k < row.count; k += kWidth) {
-    Simd::store(row.scores + k, Simd::zero());
+    storeVector(to + k, Vector{});
   }
   return sumOf(sum);
 }
@@ -280,26 +313,152 @@ void multiplyRow(float* row, int64_t count, float factor) {
   }
 }
 
-// Copies them. Returns whether all are finite.
+#ifdef __AVX512BF16__
+// Of bfloat16 products, which take numbers in pairs. The bits of those that are not finite are a
+// largest exponent.
+
+constexpr Bfloat16 kExponent = 0x7F80;
+
+__mmask32 firstNumbers(int64_t count) {
+  return count < kPanel ? static_cast<__mmask32>((uint64_t{1} << count) - 1) : ~__mmask32{0};
+}
+
+__mmask32 notFinite(__m512i numbers) {
+  const auto exponent = _mm512_set1_epi16(kExponent);
+  return _mm512_cmpeq_epi16_mask(_mm512_and_si512(numbers, exponent), exponent);
+}
+
+// Keys of (panel, pair, key, number of the pair).
+bool packKeys(const Head<Bfloat16>& head, Bfloat16* panels) {
+  constexpr int64_t kEight = 8;
+  __mmask32 odd = 0;
+  const auto pairs = (head.size + 1) / 2;
+  auto* to = reinterpret_cast<float*>(panels);  // a pair is moved like a number
+  for (int64_t first = 0; first < head.keys; first += kPanel) {
+    for (int64_t k = 0; k < kPanel; k += kEight) {
+      const auto there = least(kEight, head.keys - first - k);
+      const Bfloat16* rows[kEight];
+      for (int64_t i = 0; i < there; ++i) {
+        rows[i] = head.key.row(first + k + i);
+        for (int64_t d = 0; d < head.size; d += kPanel) {
+          odd |= notFinite(_mm512_maskz_loadu_epi16(firstNumbers(head.size - d), rows[i] + d));
+        }
+      }
+      int64_t pair = 0;
+      for (; there == kEight && 2 * (pair + kEight) <= head.size; pair += kEight) {
+        __m256 block[kEight];
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < kEight; ++i) {
+          block[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + 2 * pair));
+        }
+        transpose(block, to + pair * kPanel + k);
+      }
+      for (; pair < pairs; ++pair) {
+        for (int64_t i = 0; i < kEight; ++i) {
+          Bfloat16 both[2] = {};
+          for (auto d = 2 * pair; i < there && d < least(head.size, 2 * pair + 2); ++d) {
+            both[d % 2] = rows[i][d];
+          }
+          __builtin_memcpy(to + pair * kPanel + k + i, both, sizeof(both));
+        }
+      }
+    }
+    to += pairs * kPanel;
+  }
+  return odd == 0;
+}
+
+// Values of (panel, pair of keys, number of the panel, key of the pair), for each block of keys.
+bool packValues(const Head<Bfloat16>& head, Bfloat16* to) {
+  alignas(64) static constexpr Bfloat16 kLow[] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                  11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const auto low = _mm512_load_si512(kLow);
+  const auto high = _mm512_add_epi16(low, _mm512_set1_epi16(kWidth));
+  __mmask32 odd = 0;
+  for (int64_t first = 0; first < head.keys; first += kKeys) {
+    const auto end = least(first + kKeys, head.keys);
+    for (int64_t o = 0; o < head.value_size; o += kPanel) {
+      const auto numbers = firstNumbers(head.value_size - o);
+      const auto loadValue = [&](int64_t k) {
+        return k < end ? _mm512_maskz_loadu_epi16(numbers, head.value.row(k) + o)
+                       : _mm512_setzero_si512();
+      };
+      for (auto k = first; k < end; k += 2) {
+        const auto one = loadValue(k);
+        const auto other = loadValue(k + 1);
+        odd |= notFinite(one) | notFinite(other);
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(one, low, other));
+        _mm512_storeu_si512(to + kPanel, _mm512_permutex2var_epi16(one, high, other));
+        to += 2 * kPanel;
+      }
+    }
+  }
+  return odd == 0;
+}
+#endif
+
+// What a query is multiplied with.
 template <typename T>
-bool scaleQueries(const Head<T>& head, int64_t first, int64_t count, float* to) {
+float scaleOf(const Head<T>& head, const T* query) {
+  if (head.least_query_norm < 0) {
+    return head.scale;
+  }
+  Vector sums{};
+  int64_t d = 0;
+  for (; d + kWidth <= head.size; d += kWidth) {
+    const auto numbers = loadVector(query + d);
+    sums = Simd::fmadd(numbers, numbers, sums);
+  }
+  float sum = sumOf(sums);
+  for (; d < head.size; ++d) {
+    sum += numberOf(query[d]) * numberOf(query[d]);
+  }
+  const float norm = __builtin_sqrtf(sum);
+  return head.scale / (norm < head.least_query_norm ? head.least_query_norm : norm);
+}
+
+// Copies them, multiplied. Returns whether all are finite.
+template <typename T>
+bool copyQueries(const Head<T>& head, int64_t first, int64_t count, float* to, float* scales) {
   Vector sum{};
   float rest = 0;
   for (auto q = first; q < first + count; ++q, to += head.size) {
-    const auto* from = head.query.data + q * head.query.stride;
+    const auto* from = head.query.row(q);
+    const float scale = scaleOf(head, from);
+    *scales++ = 1;
     int64_t d = 0;
     for (; d + kWidth <= head.size; d += kWidth) {
-      const Vector scaled = loadVector(from + d) * head.scale;
+      const Vector scaled = loadVector(from + d) * scale;
       Simd::store(to + d, scaled);
       sum += scaled * 0.0F;
     }
     for (; d < head.size; ++d) {
-      to[d] = numberOf(from[d]) * head.scale;
+      to[d] = numberOf(from[d]) * scale;
       rest += to[d] * 0;
     }
   }
   return Simd::isZero(sum) && rest == 0;
 }
+
+#ifdef __AVX512BF16__
+// Copies them as they are; `scales`: what their scores are to be multiplied with.
+bool copyQueries(const Head<Bfloat16>& head, int64_t first, int64_t count, Bfloat16* to,
+                 float* scales) {
+  __mmask32 odd = 0;
+  const auto whole = (head.size + 1) / 2 * 2;
+  for (auto q = first; q < first + count; ++q, to += whole) {
+    const auto* from = head.query.row(q);
+    *scales++ = scaleOf(head, from);
+    for (int64_t d = 0; d < whole; d += kPanel) {
+      const auto numbers = _mm512_maskz_loadu_epi16(firstNumbers(head.size - d), from + d);
+      odd |= notFinite(numbers);
+      _mm512_mask_storeu_epi16(to + d, firstNumbers(whole - d), numbers);
+    }
+  }
+  return odd == 0;
+}
+#endif
 
 // Whether the first mask hides keys, and nothing but it changes scores.
 template <typename T>
@@ -338,8 +497,33 @@ template <typename T>
 bool pack(const Head<T>& head, const Workspace& workspace) {
   const bool keys =
       head.key_across ? packKeysAcross(head, workspace.keys) : packKeys(head, workspace.keys);
+  if (head.least_key_norm >= 0) {
+    normalizeKeys(head, workspace.keys);
+  }
   return packValues(head, workspace.values) && keys;
 }
+
+void multiply(const gemm::Problem& problem) {
+  kGemm.run(problem, {0, problem.rows, 0, problem.outputs});
+}
+
+// Numbers that a product takes at once.
+template <typename P>
+constexpr int64_t kTogether = 1;
+
+#ifdef __AVX512BF16__
+template <>
+constexpr int64_t kTogether<Bfloat16> = 2;
+
+bool packNarrow(const Head<Bfloat16>& head, const Workspace& workspace) {
+  const bool keys = packKeys(head, reinterpret_cast<Bfloat16*>(workspace.keys));
+  return packValues(head, reinterpret_cast<Bfloat16*>(workspace.values)) && keys;
+}
+
+void multiply(const gemm::ProblemOf<Bfloat16, float>& problem) {
+  gemm::avx512_bf16.toWide(problem, {0, problem.rows, 0, problem.outputs});
+}
+#endif
 
 // Of the sums, for a total of their exponentials, which is 0 for a query that meets no key.
 template <typename T>
@@ -347,16 +531,21 @@ float factorOf(const Head<T>& head, float total) {
   return total == 0 ? (head.safe ? 0 : __builtin_nanf("")) : 1 / total;
 }
 
-template <typename T>
+template <typename T, typename P>
 void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_t first,
             int64_t count) {
   float largest[kQueries];
   float total[kQueries];
+  float scales[kQueries];
   for (int64_t q = 0; q < count; ++q) {
     largest[q] = -kInfinity;
     total[q] = 0;
   }
-  finite = scaleQueries(head, first, count, workspace.query) && finite;
+  const auto* all_keys = reinterpret_cast<const P*>(workspace.keys);
+  const auto* all_values = reinterpret_cast<const P*>(workspace.values);
+  auto* query = reinterpret_cast<P*>(workspace.query);
+  finite = copyQueries(head, first, count, query, scales) && finite;
+  const auto size = wholePanels(head.size, kTogether<P>);
   auto keys = head.causal ? least(head.keys, first + count) : head.keys;
   if (finite && hidesOnly(head)) {  // else those left out reach the results
     keys = keysAllowed(head, keys, first, count);
@@ -364,23 +553,14 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
   for (int64_t key = 0; key < keys; key += kKeys) {
     const auto count_here = least(kKeys, keys - key);
     const auto room = wholePanels(count_here, kPanel);
-    const gemm::Problem scores{count,
-                               head.size,
-                               room,
-                               Rectifier::none,
-                               workspace.query,
-                               head.size,
-                               workspace.keys + key * head.size,
-                               head.size * kPanel,
-                               nullptr,
-                               nullptr,
-                               workspace.scores};
-    kGemm.run(scores, {0, count, 0, room});
+    multiply(gemm::ProblemOf<P, float>{count, size, room, Rectifier::none, query, size,
+                                       all_keys + key * size, size * kPanel, nullptr, nullptr,
+                                       workspace.scores});
     for (int64_t q = 0; q < count; ++q) {
       const auto end = head.causal ? least(keys, first + q + 1) : keys;
       const auto met = end > key ? least(end - key, kKeys) : 0;
       Row row{workspace.scores + q * room, met, count_here};
-      const auto most = prepare(head, first + q, key, row);
+      const auto most = prepare(head, first + q, key, row, scales[q]);
       const auto before = largest[q];
       const auto now = most > before ? most : before;
       if (now == -kInfinity && ignoresNan(head)) {
@@ -392,24 +572,22 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
         total[q] *= factor;
       }
       largest[q] = now;
-      total[q] += exponentials(row, now);
+      total[q] += exponentials<P>(row, now);
     }
-    const gemm::Problem sums{count,
-                             count_here,
-                             head.value_size,
-                             Rectifier::none,
-                             workspace.scores,
-                             room,
-                             workspace.values + key * wholePanels(head.value_size, kPanel),
-                             least(kKeys, head.keys - key) * kPanel,
-                             nullptr,
-                             key > 0 ? workspace.sums : nullptr,
-                             workspace.sums};
-    kGemm.run(sums, {0, count, 0, head.value_size});
+    constexpr int64_t kWidths = sizeof(float) / sizeof(P);
+    multiply(gemm::ProblemOf<P, float>{
+        count, wholePanels(count_here, kTogether<P>), head.value_size, Rectifier::none,
+        reinterpret_cast<const P*>(workspace.scores), room * kWidths,
+        all_values + key * wholePanels(head.value_size, kPanel),
+        wholePanels(least(kKeys, head.keys - key), kTogether<P>) * kPanel, nullptr,
+        key > 0 ? workspace.sums : nullptr, workspace.sums});
   }
   for (int64_t q = 0; q < count; ++q) {
+    if (!head.result.has(first + q)) {
+      continue;
+    }
     const auto* from = workspace.sums + q * head.value_size;
-    auto* to = head.result + (first + q) * head.result_stride;
+    auto* to = head.result.row(first + q);
     const float factor = factorOf(head, total[q]);
     for (int64_t d = 0; d < head.value_size; d += kWidth) {
       const auto left = head.value_size - d;
@@ -426,51 +604,61 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
 
 template <typename T>
 void attendAlone(const Head<T>& head, float* scores) {
+  if (!head.result.has(0)) {
+    return;
+  }
+  const auto* query = head.query.row(0);
+  auto* result = head.result.row(0);
   const auto keys = head.causal ? 1 : head.keys;
   const auto whole = head.size / kWidth * kWidth;
   for (int64_t k = 0; k < keys; ++k) {
-    const auto* key = head.key.data + k * head.key.stride;
+    const auto* key = head.key.row(k);
     Vector sum{};
     for (int64_t d = 0; d < whole; d += kWidth) {
-      sum += loadVector(head.query.data + d) * loadVector(key + d);
+      sum += loadVector(query + d) * loadVector(key + d);
     }
     auto score = sumOf(sum);
     for (auto d = whole; d < head.size; ++d) {
-      score += numberOf(head.query.data[d]) * numberOf(key[d]);
+      score += numberOf(query[d]) * numberOf(key[d]);
     }
     scores[k] = score * head.scale;
   }
   Row row{scores, keys, keys};
-  const auto largest = prepare(head, 0, 0, row);
+  const auto largest = prepare(head, 0, 0, row, 1);
   if (largest == -kInfinity && ignoresNan(head)) {
     row = {scores, 0, keys};
   }
-  const auto total = exponentials(row, largest);
+  const auto total = exponentials<float>(row, largest);
   const float factor = factorOf(head, total);
   int64_t d = 0;
   for (; d + kPanel <= head.value_size; d += kPanel) {
     Vector left{};
     Vector right{};
     for (int64_t k = 0; k < keys; ++k) {
-      const auto* value = head.value.data + k * head.value.stride + d;
+      const auto* value = head.value.row(k) + d;
       left += scores[k] * loadVector(value);
       right += scores[k] * loadVector(value + kWidth);
     }
-    storeVector(head.result + d, left * factor);
-    storeVector(head.result + d + kWidth, right * factor);
+    storeVector(result + d, left * factor);
+    storeVector(result + d + kWidth, right * factor);
   }
   for (; d < head.value_size; d += kWidth) {
     const auto count = least(kWidth, head.value_size - d);
     Vector sum{};
     for (int64_t k = 0; k < keys; ++k) {
-      sum += scores[k] * loadFirst(head.value.data + k * head.value.stride + d, count);
+      sum += scores[k] * loadFirst(head.value.row(k) + d, count);
     }
-    storeFirst(head.result + d, sum * factor, count);
+    storeFirst(result + d, sum * factor, count);
   }
 }
 
 template <typename T>
-constexpr Functions<T> kFunctions{pack<T>, attend<T>, attendAlone<T>};
+constexpr Functions<T> kFunctions{pack<T>, attend<T, float>, attendAlone<T>};
+
+#ifdef __AVX512BF16__
+constexpr Functions<Bfloat16> kNarrowFunctions{packNarrow, attend<Bfloat16, Bfloat16>,
+                                               attendAlone<Bfloat16>};
+#endif
 
 }  // namespace
 }  // namespace llga::attention

@@ -14,10 +14,10 @@ struct Row {
   static constexpr int kMostRows = 5;
   const float* source[kMostRows];  // rows of the image under the window; null: outside
   int64_t width;                   // of the image
-  int64_t channels;
-  const float* weight;    // (window's row, column, channel)
-  int64_t weight_stride;  // from column to column
-  const float* bias;      // (channel), or null
+  int64_t channels;                // as many as a vector holds, at least
+  const float* weight;             // (window's row, column, channel)
+  int64_t weight_stride;           // from column to column
+  const float* bias;               // (channel), or null
   float* result;
   int64_t result_stride;  // from pixel to pixel
   int64_t result_width;
@@ -27,7 +27,7 @@ struct Row {
 
 // What there is for one instruction set.
 struct Kernels {
-  int64_t width;  // numbers of a vector: channels are a multiple
+  int64_t width;  // numbers of a vector
   // For windows of 3 x 3 or 5 x 5, with stride 1 or 2; nullptr for others.
   void (*(*find)(int64_t window, int64_t stride))(const Row&);
 };

@@ -1,7 +1,8 @@
 // Included by one source for each instruction set, behind its Simd.
 //
 // The sums of a few pixels, or of a few vectors of channels, stay in registers. A window that
-// reaches over the image's edge has fewer columns.
+// reaches over the image's edge has fewer columns. Where channels are no multiple of a vector, the
+// last two have some in common, which are computed twice.
 #include "jit/onednn/runtime/depthwise_blocks.h"
 #include "jit/onednn/runtime/rectified.h"
 
@@ -60,6 +61,11 @@ void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) 
   }
 }
 
+// The first channel of a vector, or of the last one there is.
+int64_t vectorAt(const Row& row, int64_t c) {
+  return c + kWidth <= row.channels ? c : row.channels - kWidth;
+}
+
 // One pixel, all channels.
 template <int window, int stride>
 void computeEdge(const Row& row, int64_t x) {
@@ -71,7 +77,7 @@ void computeEdge(const Row& row, int64_t x) {
     compute<window, stride, 1, kAtEdge>(row, c, x, first, last);
   }
   for (; c < row.channels; c += kWidth) {
-    compute<window, stride, 1, 1>(row, c, x, first, last);
+    compute<window, stride, 1, 1>(row, vectorAt(row, c), x, first, last);
   }
 }
 
@@ -115,7 +121,7 @@ void runRow(const Row& row) {
     computeInside<window, stride, kInside>(row, c, inner, outer);
   }
   for (; c < row.channels; c += kWidth) {
-    computeInside<window, stride, 1>(row, c, inner, outer);
+    computeInside<window, stride, 1>(row, vectorAt(row, c), inner, outer);
   }
 }
 

@@ -95,6 +95,13 @@ class PartOf {
     return kNarrow ? step * e.result_size[1] * kChunk : 0;
   }
 
+  // Of those that are left; no fewer than a vector holds, neither here nor behind.
+  static int64_t channelsAtOnce(int64_t left) {
+    const auto behind = left - kChunk;
+    const bool few = behind > 0 && behind < depthwiseKernels().width;
+    return few ? kChunk / 2 : std::min(kChunk, left);
+  }
+
   void runBlock(int64_t row, int64_t end) {
     const auto top = row * e_.stride - e_.padding;
     const auto first = std::max<int64_t>(0, top);
@@ -104,8 +111,9 @@ class PartOf {
     const bool projects = e_.outputs != 0;
     auto* result = static_cast<T*>(data_.result);
     auto* lines = projects ? lines_ : result + pixel * width_ + part_.first_channel;
-    for (int64_t c = 0; c < part_.channels; c += kChunk) {
-      const auto channels = std::min(kChunk, part_.channels - c);
+    int64_t channels = 0;
+    for (int64_t c = 0; c < part_.channels; c += channels) {
+      channels = channelsAtOnce(part_.channels - c);
       auto* chunk = memory_ + c * rows_ * e_.size[1];
       expand(first, last, c, channels, chunk);
       for (auto y = row; y < end; ++y) {
@@ -215,9 +223,12 @@ class PartOf {
 
 bool Expansion::isSupported() const {
   // With matrix units oneDNN's products are much faster than those here.
-  const bool known = type == Type::float32 || (usesAvx512Bf16() && !usesAmx() && inputs % 2 == 0);
-  return known && channels % depthwiseKernels().width == 0 &&
-         depthwiseKernels().find(window, stride) != nullptr;
+  const bool known = type == Type::float32 ||
+                     (usesAvx512Bf16() && !usesAmx() && inputs % 2 == 0 && channels % 2 == 0);
+  // All channels together, where they are projected: no thread gets fewer than a vector then.
+  const auto width = depthwiseKernels().width;
+  const bool whole = channels % width == 0 || (outputs != 0 && channels > width);
+  return known && whole && depthwiseKernels().find(window, stride) != nullptr;
 }
 
 bool Expansion::pays() const {

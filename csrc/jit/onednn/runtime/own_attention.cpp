@@ -1,11 +1,15 @@
 #include "jit/onednn/runtime/own_attention.h"
 
+#include <ATen/ATen.h>
 #include <ATen/TensorGeometry.h>
+#include <c10/util/irange.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "jit/onednn/attention_moves.h"
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_kernels.h"
@@ -30,28 +34,41 @@ bool takes(std::optional<at::ScalarType> dtype) {
   return dtype == at::kFloat || (dtype == at::kBFloat16 && supportsBf16() && !usesAmx());
 }
 
+// Those whose products are of bfloat16, where there are any for this attention.
+const attention::Kernels* kernelsFor(const Attention& kernel) {
+  const bool narrow = kernel.type == Attention::Type::bfloat16 && usesAvx512Bf16() &&
+                      !kernel.key_across && kernel.least_key_norm < 0;
+  return narrow ? &attention::avx512_bf16 : kernels();
+}
+
 bool isAttention(const Node* node) {
   return node->kind() == torch::jit::aten::scaled_dot_product_attention;
 }
 
-// The attention that is all a group computes; null if it computes anything else.
+// The attention that is all a group computes, but for moves that the bridge has put there; null if
+// it computes anything else.
 const Node* soleAttention(const Graph& subgraph) {
   const auto* sole = soleComputation(subgraph);
-  return sole != nullptr && isAttention(sole) ? sole : nullptr;
+  if (sole != nullptr) {
+    return isAttention(sole) ? sole : nullptr;
+  }
+  for (const auto* node : subgraph.nodes()) {
+    if (isAttention(node) && node->hasAttribute(ownAttentionAttr())) {
+      return node;
+    }
+  }
+  return nullptr;
 }
 
-// The softmax of a group that has one, and products before and behind it; oneDNN proposes no such
-// group, and attention is no other.
+// The softmax of attention that is written out, in a group that the bridge has made for us; oneDNN
+// may propose one of its own.
 const Node* writtenAttention(const Graph& subgraph) {
-  const Node* softmax = nullptr;
-  int products = 0;
   for (const auto* node : subgraph.nodes()) {
-    if (node->kind() == torch::jit::aten::softmax) {
-      softmax = softmax == nullptr && products == 1 ? node : nullptr;
+    if (node->kind() == torch::jit::aten::softmax && node->hasAttribute(ownAttentionAttr())) {
+      return node;
     }
-    products += isProduct(node) ? 1 : 0;
   }
-  return products == 2 ? softmax : nullptr;
+  return nullptr;
 }
 
 [[noreturn]] void refuse(const std::string& reason) { throw CompileError{"attention: " + reason}; }
@@ -62,14 +79,85 @@ constexpr size_t kRank = 4;
 struct Operand4 {
   Shape sizes;
   Shape strides;
+  // For what is made of an input of the group by moving its numbers: that one, and where its rows
+  // lie there, instead of strides.
+  const Value* source = nullptr;
+  Attention::Place place = {};
 
   Attention::Strides rows() const { return {strides[0], strides[1], strides[2]}; }
+  Attention::Place where() const { return source != nullptr ? place : Attention::Place{rows()}; }
 };
 
 Operand4 padded(Shape sizes, Shape strides) {
   sizes.insert(sizes.begin(), kRank - sizes.size(), 1);
   strides.insert(strides.begin(), kRank - strides.size(), 0);
   return {sizes, strides};
+}
+
+at::Tensor padded(at::Tensor tensor) {
+  while (tensor.dim() < static_cast<int64_t>(kRank)) {
+    tensor = tensor.unsqueeze(0);
+  }
+  return tensor;
+}
+
+// Numbers where a tensor has its elements, in place of what they are: moved as these are, they say
+// where each one has come from.
+at::Tensor numbered(const Shape& sizes, const Shape& strides) {
+  int64_t most = 0;
+  auto positions = at::zeros(sizes, at::kInt);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    most += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
+    Shape along(sizes.size(), 1);
+    along[i] = sizes[i];
+    positions += (at::arange(sizes[i], at::kInt) * strides[i]).view(along);
+  }
+  if (most > std::numeric_limits<int32_t>::max()) {
+    refuse("more numbers than our kernel counts");
+  }
+  return positions;
+}
+
+// (batch, head, row, number) at these positions, negative ones for rows that are not there. Throws
+// where numbers of a row do not lie together, or heads not as far apart in all rows.
+Attention::Place placeOf(const at::Tensor& positions) {
+  const auto heads = positions.size(1);
+  const auto numbers = positions.size(3);
+  Attention::Place place;
+  if (positions.numel() == 0) {
+    return place;
+  }
+  const auto rows = positions.select(3, 0).select(1, 0).to(at::kLong).contiguous();
+  const auto there = rows.ge(0);
+  if (heads > 1) {
+    const auto apart = positions.select(3, 0).select(1, 1) - rows;
+    const auto any = apart.masked_select(there);
+    place.strides.head = any.numel() == 0 ? 0 : any[0].item<int64_t>();
+  }
+  const auto expected = rows.view({rows.size(0), 1, rows.size(1), 1}) +
+                        at::arange(heads, at::kLong).view({heads, 1, 1}) * place.strides.head +
+                        at::arange(numbers, at::kLong);
+  const auto mask = there.view({rows.size(0), 1, rows.size(1), 1});
+  if (!at::where(mask, expected, -1).equal(positions.to(at::kLong))) {
+    refuse("rows whose numbers do not lie together, or heads that do not lie alike");
+  }
+  const auto step = [&](int64_t dim) {
+    return rows.size(dim) > 1
+               ? (rows.select(dim, 1) - rows.select(dim, 0)).flatten()[0].item<int64_t>()
+               : 0;
+  };
+  place.strides.batch = step(0);
+  place.strides.row = step(1);
+  place.first = rows[0][0].item<int64_t>();
+  const auto regular = place.first +
+                       at::arange(rows.size(0), at::kLong).unsqueeze(1) * place.strides.batch +
+                       at::arange(rows.size(1), at::kLong) * place.strides.row;
+  if (!there.all().item<bool>() || !regular.equal(rows)) {
+    const auto* data = rows.const_data_ptr<int64_t>();
+    place.rows.assign(data, data + rows.numel());
+    place.first = 0;
+  }
+  return place;
 }
 
 // What both spellings of attention have in common.
@@ -130,7 +218,73 @@ class Finder {
     if (factsOf(value).dtype != dtype) {
       refuse("query, key and value have different data types");
     }
-    return described(value, rowStrides(value));
+    return isMoved(value) ? moved(value, /*transposed=*/false)
+                          : described(value, rowStrides(value));
+  }
+
+  // Whether the group moves numbers to make it.
+  bool isMoved(const Value* value) const { return request_ != nullptr && movesRows(value->node()); }
+
+  // What is made of an input, with the last two dimensions swapped or not.
+  Operand4 moved(const Value* value, bool transposed) const {
+    const auto moves = movesBefore(value);
+    const auto* source = moves.back()->input(0);
+    if (source->node()->kind() != torch::jit::prim::Param) {
+      refuse("data that the group computes");
+    }
+    auto positions = numbered(sizesOf(source), stridesOf(source));
+    for (auto move = moves.rbegin(); move != moves.rend(); ++move) {
+      positions = afterMove(*move, positions);
+    }
+    const auto sizes = sizesOf(value);
+    auto all = described(value, c10::TensorType::contiguousStridesOf(sizes));
+    all.source = source;
+    all.place = placeOf(padded(transposed ? positions.transpose(-1, -2) : positions));
+    return all;
+  }
+
+  at::Tensor afterMove(const Node* move, const at::Tensor& tensor) const {
+    if (move->kind() == torch::jit::aten::view) {  // of data that lies otherwise
+      return tensor.reshape(facts_.constant(move->input(1)).value().toIntVector());
+    }
+    torch::jit::Stack stack{tensor};
+    for (size_t i = 1; i < move->inputs().size(); ++i) {
+      stack.push_back(facts_.constant(move->input(i)).value());
+    }
+    move->getOperation()(stack);
+    return stack.at(0).toTensor();
+  }
+
+  // The places of the rows of `product`, in a result that is made of them by moves.
+  Attention::Place placeIn(const Value* result, const Value* product) const {
+    const auto facts = factsOf(result);
+    if (!at::geometry_is_contiguous(*facts.sizes, *facts.strides)) {
+      refuse("a result with gaps");
+    }
+    std::vector<const Node*> moves;
+    for (const auto* value = result; value != product; value = value->node()->input(0)) {
+      if (!movesRows(value->node())) {
+        refuse("a result that is not the attention's");
+      }
+      moves.push_back(value->node());
+    }
+    const auto sizes = sizesOf(product);
+    auto numbers = numbered(sizes, c10::TensorType::contiguousStridesOf(sizes));
+    const auto count = numbers.numel();
+    for (auto move = moves.rbegin(); move != moves.rend(); ++move) {
+      numbers = afterMove(*move, numbers);
+    }
+    const auto targets = numbers.flatten().to(at::kLong);
+    auto positions = at::full({count}, -1, at::kInt);
+    positions.index_put_({targets}, at::arange(targets.numel(), at::kInt));
+    if (positions.ge(0).sum().item<int64_t>() != targets.numel()) {
+      refuse("a result that has numbers twice");
+    }
+    return placeOf(padded(positions.view(sizes)));
+  }
+
+  static const Value* sourceOf(const Value* operand, const Operand4& found) {
+    return found.source != nullptr ? found.source : operand;
   }
 
   Operand4 resultOf(const Value* value, const Shape& strides) const {
@@ -154,7 +308,6 @@ class Finder {
   static Attention kernelFor(at::ScalarType dtype, const Operand4& q, const Operand4& k,
                              const Operand4& v) {
     Attention kernel{};
-    kernel.kernels = kernels();
     kernel.type = dtype == at::kFloat ? Attention::Type::float32 : Attention::Type::bfloat16;
     kernel.batch = q.sizes[0];
     kernel.heads = q.sizes[1];
@@ -170,9 +323,10 @@ class Finder {
                          toText(k.sizes), toText(v.sizes)));
     }
     kernel.scale = 1;
-    kernel.query_strides = q.rows();
-    kernel.key_strides = k.rows();
-    kernel.value_strides = v.rows();
+    kernel.least_query_norm = kernel.least_key_norm = -1;
+    kernel.query = q.where();
+    kernel.key = k.where();
+    kernel.value = v.where();
     return kernel;
   }
 
@@ -216,19 +370,28 @@ class NodeFinder : Finder {
     if (constant("dropout_p").toScalar().toDouble() != 0) {
       refuse("dropout_p is not 0");
     }
-    FoundAttention found{{}, named("query"), named("key"), named("value"), {}, {},
-                         {}, node_->output()};
-    const auto dtype = dtypeOf(found.query, found.result);
-    found.kernel = kernelFor(dtype, operand(found.query, dtype), operand(found.key, dtype),
-                             operand(found.value, dtype));
+    const auto* product = node_->output();
+    const auto dtype = dtypeOf(named("query"), product);
+    const auto q = operand(named("query"), dtype);
+    const auto k = operand(named("key"), dtype);
+    const auto v = operand(named("value"), dtype);
+    FoundAttention found{kernelFor(dtype, q, k, v),
+                         sourceOf(named("query"), q),
+                         sourceOf(named("key"), k),
+                         sourceOf(named("value"), v),
+                         {},
+                         {},
+                         {},
+                         request_->subgraph->outputs()[0]};
     auto& kernel = found.kernel;
-    const auto result = resultOf(found.result, *factsOf(found.result).strides);
+    const auto result = resultOf(product, *factsOf(product).strides);
     const Shape results{kernel.batch, kernel.heads, kernel.queries, kernel.value_size};
     const bool grouped = constant("enable_gqa").toBool() && kernel.heads % kernel.key_heads == 0;
     if (result.sizes != results || (kernel.heads != kernel.key_heads && !grouped)) {
       refuse(fmt::format("{} heads of queries, {} of keys", kernel.heads, kernel.key_heads));
     }
-    kernel.result_strides = result.rows();
+    kernel.result =
+        found.result == product ? Attention::Place{result.rows()} : placeIn(found.result, product);
     const auto scale = constant("scale");
     kernel.scale =
         static_cast<float>(scale.isNone() ? 1 / std::sqrt(static_cast<double>(kernel.size))
@@ -271,27 +434,36 @@ class WrittenFinder : Finder {
       : Finder(facts, request), written_(written) {}
 
   FoundAttention find() {
-    FoundAttention found{{}, written_.query, written_.key, written_.value, {}, {},
-                         {}, written_.result};
-    const auto dtype = dtypeOf(found.query, found.result);
-    const auto q = operand(found.query, dtype);
-    auto [k, across] = keys(dtype);
-    found.kernel = kernelFor(dtype, q, k, operand(found.value, dtype));
+    const auto dtype = dtypeOf(written_.query, written_.result);
+    const auto q = operand(written_.query, dtype);
+    const auto [k, across] = keys(dtype);
+    const auto v = operand(written_.value, dtype);
+    FoundAttention found{kernelFor(dtype, q, k, v),
+                         sourceOf(written_.query, q),
+                         sourceOf(written_.key, k),
+                         sourceOf(written_.value, v),
+                         {},
+                         {},
+                         {},
+                         request_ != nullptr ? request_->subgraph->outputs()[0] : written_.result};
     auto& kernel = found.kernel;
     if (kernel.heads != kernel.key_heads) {
       refuse("scores of broadcast heads");
     }
     kernel.key_across = across;
     kernel.safe = false;
+    kernel.least_query_norm = leastNorm(written_.least_query_norm);
+    kernel.least_key_norm = leastNorm(written_.least_key_norm);
     requireRounding();
     requireLastDimension();
-    describeResult(kernel);
+    describeResult(kernel, found.result);
     describeFactors(found);
     if (written_.masks.size() > Attention::kMasks) {
       refuse(fmt::format("our kernel takes {} masks, got {}", Attention::kMasks,
                          written_.masks.size()));
     }
     regroup(kernel);
+    describeHeadScales(kernel);
     for (size_t i = 0; i < written_.masks.size(); ++i) {
       kernel.masks[i] = describedMask(written_.masks[i], kernel);
       found.masks.push_back(written_.masks[i].value);
@@ -303,8 +475,16 @@ class WrittenFinder : Finder {
  private:
   // (batch, head, number, key): by keys, and whether a key's numbers lie apart.
   std::pair<Operand4, bool> keys(at::ScalarType dtype) {
+    if (written_.least_key_norm != nullptr) {
+      return {operand(written_.key, dtype), false};
+    }
     if (factsOf(written_.key).dtype != dtype) {
       refuse("query, key and value have different data types");
+    }
+    if (isMoved(written_.key)) {
+      auto k = moved(written_.key, /*transposed=*/true);
+      std::swap(k.sizes[2], k.sizes[3]);
+      return {k, false};
     }
     auto k = described(written_.key, stridesOf(written_.key));
     const bool across = k.strides[2] != 1 && k.sizes[2] != 1 && request_ != nullptr;
@@ -342,11 +522,15 @@ class WrittenFinder : Finder {
     }
   }
 
-  void describeResult(Attention& kernel) const {
+  void describeResult(Attention& kernel, const Value* result) const {
+    if (result != written_.result) {
+      kernel.result = placeIn(result, written_.product);
+      return;
+    }
     if (written_.result == written_.product) {
       const auto strides =
           request_ != nullptr ? *factsOf(written_.result).strides : stridesOf(written_.result);
-      kernel.result_strides = resultOf(written_.result, strides).rows();
+      kernel.result.strides = resultOf(written_.result, strides).rows();
       return;
     }
     // Whatever its sizes are then.
@@ -355,7 +539,7 @@ class WrittenFinder : Finder {
       refuse("a result that is not made of heads side by side");
     }
     const auto width = kernel.heads * kernel.value_size;
-    kernel.result_strides = {kernel.queries * width, kernel.value_size, width};
+    kernel.result.strides = {kernel.queries * width, kernel.value_size, width};
   }
 
   bool isContiguous(const Value* value) const {
@@ -375,9 +559,11 @@ class WrittenFinder : Finder {
       }
       kernel.batch = met[0];
       kernel.heads = kernel.key_heads = met[1];
-      for (auto* strides : {&kernel.query_strides, &kernel.key_strides, &kernel.value_strides,
-                            &kernel.result_strides}) {
-        strides->batch = strides->head * kernel.heads;
+      for (auto* place : {&kernel.query, &kernel.key, &kernel.value, &kernel.result}) {
+        if (!place->rows.empty()) {
+          refuse("heads and elements of the batch in one dimension, whose rows are moved");
+        }
+        place->strides.batch = place->strides.head * kernel.heads;
       }
       return;
     }
@@ -386,6 +572,9 @@ class WrittenFinder : Finder {
   void describeFactors(FoundAttention& found) const {
     double scale = 1;
     for (const auto& factor : written_.factors) {
+      if (factor.scores != nullptr) {
+        continue;
+      }
       const auto known = facts_.constant(factor.number);
       if (!known) {
         const auto facts = factsOf(factor.number);
@@ -399,6 +588,44 @@ class WrittenFinder : Finder {
       scale = factor.divides ? scale / number : scale * number;
     }
     found.kernel.scale = static_cast<float>(scale);
+  }
+
+  // Of factors that have one number for each head.
+  void describeHeadScales(Attention& kernel) const {
+    for (const auto& factor : written_.factors) {
+      if (factor.scores == nullptr) {
+        continue;
+      }
+      const auto known = facts_.constant(factor.number);
+      if (!known) {
+        refuse("a factor for each head that is no constant");
+      }
+      const auto scores = padded(sizesOf(factor.scores), sizesOf(factor.scores)).sizes;
+      const auto numbers = known->toTensor().to(at::kFloat).flatten();
+      const Shape heads{kernel.heads, kernel.queries, kernel.keys};
+      if (!std::equal(heads.begin(), heads.end(), scores.begin() + 1) ||
+          numbers.numel() != kernel.heads) {
+        refuse("a factor for other parts of the scores than heads");
+      }
+      kernel.head_scales.resize(static_cast<size_t>(kernel.heads), 1);
+      for (const auto i : c10::irange(kernel.head_scales.size())) {
+        const auto number = numbers[static_cast<int64_t>(i)].item<float>();
+        kernel.head_scales[i] =
+            factor.divides ? kernel.head_scales[i] / number : kernel.head_scales[i] * number;
+      }
+    }
+  }
+
+  // Of rows that are brought to a length of 1; negative for those that are not.
+  float leastNorm(const Value* least) const {
+    if (least == nullptr) {
+      return -1;
+    }
+    const auto known = facts_.constant(least);
+    if (!known || oneNumber(*known) < 0) {
+      refuse("a norm whose least value is no constant");
+    }
+    return static_cast<float>(oneNumber(*known));
   }
 
   static double oneNumber(const c10::IValue& value) {
@@ -489,19 +716,22 @@ std::optional<FoundAttention> findAttention(const CompileRequest& request) {
   if (kernels() == nullptr) {
     return std::nullopt;
   }
+  auto withKernels = [](FoundAttention found) {
+    found.kernel.kernels = kernelsFor(found.kernel);
+    return found;
+  };
   if (const auto* node = soleAttention(*request.subgraph)) {
-    return NodeFinder(request, node).find();
+    return withKernels(NodeFinder(request, node).find());
   }
   const auto* softmax = writtenAttention(*request.subgraph);
   if (softmax == nullptr) {
     return std::nullopt;
   }
   const auto written = attentionAround(softmax, *request.facts);
-  if (!written || request.subgraph->outputs().size() != 1 ||
-      request.subgraph->outputs()[0] != written->result) {
+  if (!written || request.subgraph->outputs().size() != 1) {
     refuse("its sizes make something else of it");
   }
-  return WrittenFinder(*request.facts, &request, *written).find();
+  return withKernels(WrittenFinder(*request.facts, &request, *written).find());
 }
 
 }  // namespace llga

@@ -467,15 +467,11 @@ class OwnSteps {
         [kernel = found.kernel, masks = found.masks.size(), divides](auto from, auto to) {
           Attention::Data data{from[0], from[1], from[2], {}, to[0]};
           std::copy_n(from.begin() + 3, masks, data.masks.begin());
-          if (divides.empty()) {
-            return kernel.run(data);
-          }
-          auto scaled = kernel;
           for (size_t i = 0; i < divides.size(); ++i) {
             const auto factor = *static_cast<const float*>(from[3 + masks + i]);
-            scaled.scale = divides[i] ? scaled.scale / factor : scaled.scale * factor;
+            data.factor = divides[i] ? data.factor / factor : data.factor * factor;
           }
-          scaled.run(data);
+          kernel.run(data);
         },
         "attention", found.kernel.kernels->name};
     draft_.plan->steps.push_back(std::move(step));

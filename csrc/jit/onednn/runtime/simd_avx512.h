@@ -32,6 +32,7 @@ struct Simd {
   static V fnmadd(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
   static V min(V a, V b) { return _mm512_min_ps(a, b); }
+  static V root(V v) { return _mm512_sqrt_ps(v); }
   static bool isZero(V v) { return _mm512_cmp_ps_mask(v, zero(), _CMP_EQ_OQ) == 0xFFFF; }
 
   // The lanes whose byte, of sixteen, is not 0.

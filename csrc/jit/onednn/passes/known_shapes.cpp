@@ -1,0 +1,245 @@
+#include "jit/onednn/passes/known_shapes.h"
+
+#include <torch/csrc/jit/ir/constants.h>
+
+#include <algorithm>
+
+namespace llga {
+namespace {
+
+using torch::jit::toIValue;
+namespace aten = torch::jit::aten;
+namespace prim = torch::jit::prim;
+
+using Rank = std::optional<size_t>;
+using Size = std::optional<int64_t>;
+
+Rank plusOne(Rank rank) { return rank ? Rank(*rank + 1) : std::nullopt; }
+
+Rank lengthOf(const Value* list) {
+  if (list->node()->kind() == prim::ListConstruct) {
+    return list->node()->inputs().size();
+  }
+  const auto known = toIValue(list);
+  return known && known->isIntList() ? Rank(known->toIntVector().size()) : std::nullopt;
+}
+
+Size intOf(const Value* value) {
+  const auto known = toIValue(value);
+  return known && known->isInt() ? Size(known->toInt()) : std::nullopt;
+}
+
+// The element of a list of integers, from the front or the end, if it is a constant.
+Size elementOf(const Value* list, size_t index) {
+  const auto* node = list->node();
+  if (node->kind() == prim::ListConstruct) {
+    return index < node->inputs().size() ? intOf(node->input(index)) : std::nullopt;
+  }
+  const auto known = toIValue(list);
+  if (!known || !known->isIntList() || index >= known->toIntVector().size()) {
+    return std::nullopt;
+  }
+  return known->toIntVector()[index];
+}
+
+// Ops that keep the number of dimensions and the sizes of their first input.
+bool keepsSizes(const Node* node) {
+  switch (node->kind()) {
+    case aten::layer_norm:
+    case aten::dropout:
+    case aten::contiguous:
+    case aten::clone:
+    case aten::to:
+    case aten::gelu:
+    case aten::relu:
+    case aten::silu:
+    case aten::tanh:
+    case aten::sigmoid:
+    case aten::softmax:
+    case aten::roll:
+      return true;
+    default:
+      return node->kind() == asTargetKind();
+  }
+}
+
+bool isBroadcasting(const Node* node) {
+  switch (node->kind()) {
+    case aten::add:
+    case aten::sub:
+    case aten::mul:
+    case aten::div:
+      return node->inputs().size() >= 2;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::optional<size_t> KnownShapes::rank(const Value* value) {
+  if (const auto known = ranks_.find(value); known != ranks_.end()) {
+    return known->second;
+  }
+  ranks_[value] = std::nullopt;
+  return ranks_[value] = findRank(value);
+}
+
+std::optional<int64_t> KnownShapes::last(const Value* value) {
+  if (const auto known = lasts_.find(value); known != lasts_.end()) {
+    return known->second;
+  }
+  lasts_[value] = std::nullopt;
+  return lasts_[value] = findLast(value);
+}
+
+void KnownShapes::assume(const Value* integer, int64_t number) {
+  assumed_.emplace(integer, number);
+  lasts_.clear();  // more of them may be known now
+}
+
+std::optional<size_t> KnownShapes::findRank(const Value* value) {
+  if (const auto constant = toIValue(value); constant && constant->isTensor()) {
+    return constant->toTensor().dim();
+  }
+  const auto* node = value->node();
+  if (keepsSizes(node)) {
+    return rank(node->input(0));
+  }
+  if (isBroadcasting(node)) {
+    return broadcastRank(node);
+  }
+  switch (node->kind()) {
+    case aten::view:
+    case aten::reshape:
+    case aten::permute:
+      return lengthOf(node->input(1));
+    case aten::arange:
+      return 1;
+    case aten::embedding:
+      return plusOne(rank(node->input(1)));
+    case aten::unsqueeze:
+      return plusOne(rank(node->input(0)));
+    case prim::ConstantChunk:
+    case aten::slice:
+    case aten::transpose:
+    case aten::pad:
+    case aten::scaled_dot_product_attention:
+      return rank(node->input(0));
+    case prim::ListUnpack: {
+      const auto* split = node->input(0)->node();
+      const bool pieces = split->kind() == aten::split || split->kind() == aten::chunk ||
+                          split->kind() == aten::split_with_sizes;
+      return pieces ? rank(split->input(0)) : std::nullopt;
+    }
+    case aten::linear:
+      return rank(node->input(1)) == Rank(2) ? rank(node->input(0)) : std::nullopt;
+    case aten::cat:
+      return commonRank(node->input(0)->node());
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<size_t> KnownShapes::broadcastRank(const Node* node) {
+  const auto left = rank(node->input(0));
+  const auto right = isTensor(node->input(1)) ? rank(node->input(1)) : Rank(0);
+  return left && right ? Rank(std::max(*left, *right)) : std::nullopt;
+}
+
+// Of all tensors in a list; cat leaves out empty ones of one dimension.
+std::optional<size_t> KnownShapes::commonRank(const Node* list) {
+  if (list->kind() != prim::ListConstruct || list->inputs().empty()) {
+    return std::nullopt;
+  }
+  const auto first = rank(list->input(0));
+  const bool common = std::all_of(list->inputs().begin(), list->inputs().end(),
+                                  [&](const Value* value) { return rank(value) == first; });
+  return common ? first : std::nullopt;
+}
+
+std::optional<int64_t> KnownShapes::findLast(const Value* value) {
+  if (const auto constant = toIValue(value); constant && constant->isTensor()) {
+    const auto& tensor = constant->toTensor();
+    return tensor.dim() > 0 ? Size(tensor.size(-1)) : std::nullopt;
+  }
+  const auto* node = value->node();
+  switch (node->kind()) {
+    case aten::layer_norm: {
+      const auto normalized = lengthOf(node->input(1));
+      return normalized && *normalized > 0 ? elementOf(node->input(1), *normalized - 1)
+                                           : std::nullopt;
+    }
+    case aten::linear: {
+      const auto weight = toIValue(node->input(1));
+      const bool matrix = weight && weight->isTensor() && weight->toTensor().dim() == 2;
+      return matrix ? Size(weight->toTensor().size(0)) : std::nullopt;
+    }
+    case aten::view:
+    case aten::reshape:
+      return lastOfSizes(node->input(1));
+    case aten::permute: {
+      const auto dims = lengthOf(node->input(1));
+      const auto from = dims && *dims > 0 ? elementOf(node->input(1), *dims - 1) : std::nullopt;
+      const bool same = from && (*from == -1 || *from + 1 == static_cast<int64_t>(*dims));
+      return same ? last(node->input(0)) : std::nullopt;
+    }
+    case aten::transpose:
+      return isOther(node->input(0), node->input(1)) && isOther(node->input(0), node->input(2))
+                 ? last(node->input(0))
+                 : std::nullopt;
+    case aten::slice:
+      return isOther(node->input(0), node->input(1)) ? last(node->input(0)) : std::nullopt;
+    case aten::pad:
+      return elementOf(node->input(1), 0) == Size(0) && elementOf(node->input(1), 1) == Size(0)
+                 ? last(node->input(0))
+                 : std::nullopt;
+    default:
+      break;
+  }
+  if (keepsSizes(node)) {
+    return last(node->input(0));
+  }
+  if (isBroadcasting(node)) {
+    // One that is not 1 is that of the result, or they do not fit.
+    for (const size_t i : {0, 1}) {
+      const auto size = isTensor(node->input(i)) ? last(node->input(i)) : std::nullopt;
+      if (size && *size > 1) {
+        return size;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> KnownShapes::lastOfSizes(const Value* list) {
+  const auto length = lengthOf(list);
+  if (!length || *length == 0) {
+    return std::nullopt;
+  }
+  if (const auto size = elementOf(list, *length - 1)) {
+    return *size >= 0 ? size : std::nullopt;
+  }
+  const auto* node = list->node();
+  if (node->kind() != prim::ListConstruct) {
+    return std::nullopt;
+  }
+  if (const auto known = assumed_.find(node->inputs().back()); known != assumed_.end()) {
+    return known->second;
+  }
+  const auto* size = node->inputs().back()->node();
+  const bool asked = size->kind() == aten::size && size->inputs().size() == 2;
+  return asked && isLast(size->input(0), size->input(1)) ? last(size->input(0)) : std::nullopt;
+}
+
+bool KnownShapes::isOther(const Value* value, const Value* dim) {
+  return intOf(dim) && rank(value) && !isLast(value, dim);
+}
+
+bool KnownShapes::isLast(const Value* value, const Value* dim) {
+  const auto number = intOf(dim);
+  const auto dims = rank(value);
+  return number == Size(-1) || (number && dims && *number + 1 == static_cast<int64_t>(*dims));
+}
+
+}  // namespace llga

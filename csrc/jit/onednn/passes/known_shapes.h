@@ -1,0 +1,39 @@
+// What is known of the shapes of a graph's values by construction, whatever its inputs are: the
+// number of dimensions and the last size. Observed types don't count, as they say it of one set of
+// inputs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+
+#include "jit/onednn/ir.h"
+
+namespace llga {
+
+// Of a graph that does not change meanwhile. Answers are kept. Owned by one thread.
+class KnownShapes {
+ public:
+  std::optional<size_t> rank(const Value* value);
+
+  // The last size, where the graph raises no error.
+  std::optional<int64_t> last(const Value* value);
+
+  // An integer of the graph that is `number` where the graph raises no error.
+  void assume(const Value* integer, int64_t number);
+
+ private:
+  std::optional<size_t> findRank(const Value* value);
+  std::optional<int64_t> findLast(const Value* value);
+  std::optional<size_t> broadcastRank(const Node* node);
+  std::optional<size_t> commonRank(const Node* list);
+  std::optional<int64_t> lastOfSizes(const Value* list);
+  bool isLast(const Value* value, const Value* dim);
+  bool isOther(const Value* value, const Value* dim);  // than the last one, for sure
+
+  std::unordered_map<const Value*, std::optional<size_t>> ranks_;
+  std::unordered_map<const Value*, std::optional<int64_t>> lasts_;
+  std::unordered_map<const Value*, int64_t> assumed_;
+};
+
+}  // namespace llga
