@@ -23,23 +23,24 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // Of all numbers, half by half.
 template <typename Combine>
 float reduced(Vector x, const Combine& combine) {
-  float parts[kWidth];
-  Simd::store(parts, x);
-#pragma GCC unroll 4
-  for (auto half = kWidth / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) {
-      parts[i] = combine(parts[i], parts[i + half]);
-    }
+  Bits lanes{};
+#pragma GCC unroll 16
+  for (uint32_t i = 0; i < kWidth; ++i) {
+    lanes[i] = i;
   }
-  return parts[0];
+#pragma GCC unroll 4
+  for (uint32_t half = kWidth / 2; half > 0; half /= 2) {
+    x = combine(x, Vector(__builtin_shuffle(x, lanes + half)));  // modulo kWidth
+  }
+  return x[0];
 }
 
 float largestOf(Vector x) {
-  return reduced(x, [](float a, float b) { return a > b ? a : b; });
+  return reduced(x, [](Vector a, Vector b) -> Vector { return a > b ? a : b; });
 }
 
 float sumOf(Vector x) {
-  return reduced(x, [](float a, float b) { return a + b; });
+  return reduced(x, [](Vector a, Vector b) -> Vector { return a + b; });
 }
 
 float numberOf(float number) { return number; }
@@ -280,6 +281,25 @@ float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& 
   return largestOf(largest);
 }
 
+// exp(x) of differences, none of which is more than 0; 0 for the least ones.
+#if LLGA_VECTOR_WIDTH == 16
+Vector expOfDifference(Vector x) {
+  const Vector power = x * 1.44269504F;
+  const auto there = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126), _CMP_NLT_UQ);  // NaN is
+  const Vector whole = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vector rest = power - whole;
+  // Of the least largest relative error, 8e-8.
+  Vector of_rest = 1.32116035e-3F * rest + 9.67129319e-3F;
+  of_rest = of_rest * rest + 5.55090006e-2F;
+  of_rest = of_rest * rest + 2.40222529e-1F;
+  of_rest = of_rest * rest + 6.93146884e-1F;
+  of_rest = of_rest * rest + 1.0F;
+  return _mm512_maskz_scalef_ps(there, of_rest, whole);
+}
+#else
+Vector expOfDifference(Vector x) { return x < -87.0F ? Vector{} : expOf(x); }
+#endif
+
 // exp(score - largest), written over the scores. Returns their sum. Where all are -inf, it is that
 // of no key.
 template <typename P>
@@ -289,8 +309,7 @@ float exponentials(const Row& row, float largest) {
   int64_t k = 0;
   auto* to = reinterpret_cast<P*>(row.scores);  // a P is no wider
   for (; k < row.met; k += kWidth) {
-    const Vector x = loadVector(row.scores + k) - largest;
-    const Vector e = x < -87.0F ? Vector{} : expOf(x);
+    const Vector e = expOfDifference(loadVector(row.scores + k) - largest);
     storeVector(to + k, e);
     sum += e;
   }
