@@ -23,15 +23,20 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // Of all numbers, half by half.
 template <typename Combine>
 float reduced(Vector x, const Combine& combine) {
-  Bits lanes{};
-#pragma GCC unroll 16
-  for (uint32_t i = 0; i < kWidth; ++i) {
-    lanes[i] = i;
-  }
-#pragma GCC unroll 4
-  for (uint32_t half = kWidth / 2; half > 0; half /= 2) {
-    x = combine(x, Vector(__builtin_shuffle(x, lanes + half)));  // modulo kWidth
-  }
+#if LLGA_VECTOR_WIDTH == 16
+  x = combine(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15,  //
+                                         0, 1, 2, 3, 4, 5, 6, 7));
+  x = combine(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3,  //
+                                         12, 13, 14, 15, 8, 9, 10, 11));
+  x = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5,  //
+                                         10, 11, 8, 9, 14, 15, 12, 13));
+  x = combine(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6,  //
+                                         9, 8, 11, 10, 13, 12, 15, 14));
+#else
+  x = combine(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+  x = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
+  x = combine(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
+#endif
   return x[0];
 }
 
@@ -593,10 +598,11 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
       largest[q] = now;
       total[q] += exponentials<P>(row, now);
     }
-    constexpr int64_t kWidths = sizeof(float) / sizeof(P);
+    // A P is as much narrower than the scores that it is written over as products take more at
+    // once.
     multiply(gemm::ProblemOf<P, float>{
         count, wholePanels(count_here, kTogether<P>), head.value_size, Rectifier::none,
-        reinterpret_cast<const P*>(workspace.scores), room * kWidths,
+        reinterpret_cast<const P*>(workspace.scores), room * kTogether<P>,
         all_values + key * wholePanels(head.value_size, kPanel),
         wholePanels(least(kKeys, head.keys - key), kTogether<P>) * kPanel, nullptr,
         key > 0 ? workspace.sums : nullptr, workspace.sums});
