@@ -203,7 +203,8 @@ class PlanCompiler {
     return ops;
   }
 
-  // Values that are not fused to the op that reads them: a binary op, or a convolution.
+  // Values that are not fused to the op that reads them: a binary op, a convolution, a softmax, or
+  // what reads a softmax.
   std::unordered_set<size_t> cuts() const {
     const auto producers = producerKinds(draft_.lowered);
     const auto& ops = draft_.lowered.ops;
@@ -218,6 +219,13 @@ class PlanCompiler {
     for (const auto& op : ops) {
       if (winograd && op.kind() == OpKind::Convolution && producers.count(op.inputs()[0].id) != 0) {
         found.insert(op.inputs()[0].id);
+      }
+      if (isSoftmaxAcross(op)) {
+        for (const auto id : {op.inputs()[0].id, op.outputs()[0].id}) {
+          if (producers.count(id) != 0 && draft_.group_outputs.count(id) == 0) {
+            found.insert(id);
+          }
+        }
       }
       if (!isBinary(op.kind())) {
         continue;
@@ -239,6 +247,16 @@ class PlanCompiler {
       }
     }
     return found;
+  }
+
+  // Over another dimension than the last. Between two products oneDNN 3.7 takes it for attention,
+  // whose softmax is over the last one.
+  static bool isSoftmaxAcross(const OpSpec& op) {
+    if (op.kind() != OpKind::SoftMax) {
+      return false;
+    }
+    const auto axis = op.get_attr<int64_t>(Attr::axis);
+    return axis != -1 && axis + 1 != static_cast<int64_t>(op.inputs()[0].sizes->size());
   }
 
   // oneDNN adds a tensor behind another op by writing over it. Where it can't, because the tensor
