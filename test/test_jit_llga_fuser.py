@@ -1376,6 +1376,11 @@ WRITTEN = {
         "return s.softmax(-1) @ v",
         [HIDDEN],
     ),
+    "scaled_by_head_in_groups": Written(
+        "s = (q @ k.mT).view(1, 2, 3, 40, 40) * torch.tensor([0.3, 1, 2]).view(3, 1, 1)\n"
+        "return s.view(2, 3, 40, 40).softmax(-1) @ v",
+        own=False,
+    ),
     "normalized": Written(f"({LENGTH_1.format('q')} @ {LENGTH_1.format('k')}.mT).softmax(-1) @ v"),
     "normalized_and_scaled": Written(
         f"s = {LENGTH_1.format('q')} @ {LENGTH_1.format('k')}.transpose(-2, -1)\n"

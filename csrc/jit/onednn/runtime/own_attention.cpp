@@ -105,15 +105,17 @@ at::Tensor padded(at::Tensor tensor) {
 // where each one has come from.
 at::Tensor numbered(const Shape& sizes, const Shape& strides) {
   int64_t most = 0;
-  auto positions = at::zeros(sizes, at::kInt);
   for (size_t i = 0; i < sizes.size(); ++i) {
     most += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
-    Shape along(sizes.size(), 1);
-    along[i] = sizes[i];
-    positions += (at::arange(sizes[i], at::kInt) * strides[i]).view(along);
   }
   if (most > std::numeric_limits<int32_t>::max()) {
     refuse("more numbers than our kernel counts");
+  }
+  auto positions = at::zeros(sizes, at::kInt);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    Shape along(sizes.size(), 1);
+    along[i] = sizes[i];
+    positions += (at::arange(sizes[i], at::kInt) * strides[i]).view(along);
   }
   return positions;
 }
@@ -600,7 +602,11 @@ class WrittenFinder : Finder {
       if (!known) {
         refuse("a factor for each head that is no constant");
       }
-      const auto scores = padded(sizesOf(factor.scores), sizesOf(factor.scores)).sizes;
+      const auto met = sizesOf(factor.scores);
+      if (met.size() > kRank) {
+        refuse("a factor for each head of scores in more dimensions than our kernel knows");
+      }
+      const auto scores = padded(met, met).sizes;
       const auto numbers = known->toTensor().to(at::kFloat).flatten();
       const Shape heads{kernel.heads, kernel.queries, kernel.keys};
       if (!std::equal(heads.begin(), heads.end(), scores.begin() + 1) ||
