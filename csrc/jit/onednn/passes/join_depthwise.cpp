@@ -19,6 +19,7 @@
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 namespace {
@@ -28,6 +29,7 @@ using torch::jit::AliasDb;
 struct Convolution {
   std::vector<int64_t> weight;  // sizes, outputs first
   const Value* data;            // of the subgraph
+  bool quantized;               // data of 8 bit
 
   bool isPointwise() const { return weight[2] == 1 && weight[3] == 1; }
   bool isDepthwise() const { return weight[1] == 1 && weight[2] > 1 && weight[3] > 1; }
@@ -38,17 +40,34 @@ std::optional<Convolution> convolutionOf(const Node* op) {
   if (!isProduct(op) || !op->hasNamedInput("weight") || !op->hasNamedInput("groups")) {
     return std::nullopt;
   }
-  const auto weight = torch::jit::toIValue(op->namedInput("weight"));
+  const auto* weight = op->namedInput("weight");
+  const auto plain = torch::jit::toIValue(weight);
+  const auto eight_bit = quantizedConstant(weight);
+  const auto tensor = eight_bit                   ? eight_bit->tensor
+                      : plain && plain->isTensor() ? plain->toTensor()
+                                                   : at::Tensor();
   constexpr int64_t kRank = 4;
-  if (!weight || !weight->isTensor() || weight->toTensor().dim() != kRank) {
+  if (!tensor.defined() || tensor.dim() != kRank) {
     return std::nullopt;
   }
-  return Convolution{weight->toTensor().sizes().vec(), op->namedInput("input")};
+  const auto* data = op->namedInput("input");
+  const bool quantized = eight_bit && isDequantize(data->node());
+  return Convolution{tensor.sizes().vec(), quantized ? data->node()->input(0) : data, quantized};
+}
+
+// But for what only converts from or to 8 bit.
+std::vector<const Node*> arithmetic(const Node* group) {
+  auto ops = computations(*group->g(torch::jit::attr::Subgraph));
+  ops.erase(std::remove_if(
+                ops.begin(), ops.end(),
+                [](const Node* op) { return isQuantize(op) || isDequantize(op); }),
+            ops.end());
+  return ops;
 }
 
 // Of a group that is one, and maybe one more op.
 std::optional<Convolution> soleConvolution(const Node* group) {
-  const auto ops = computations(*group->g(torch::jit::attr::Subgraph));
+  const auto ops = arithmetic(group);
   return ops.empty() || ops.size() > 2 ? std::nullopt : convolutionOf(ops[0]);
 }
 
@@ -56,7 +75,7 @@ std::optional<Convolution> soleConvolution(const Node* group) {
 // oneDNN 3.7 has such partitions in bfloat16.
 bool isExpansion(const Node* group) {
   constexpr size_t kMost = 4;
-  const auto ops = computations(*group->g(torch::jit::attr::Subgraph));
+  const auto ops = arithmetic(group);
   std::vector<Convolution> found;
   for (const auto* op : ops) {
     if (const auto convolution = convolutionOf(op)) {
@@ -101,8 +120,9 @@ class Joiner {
     if (convolution->isDepthwise()) {
       auto* before = producerOf(node, *convolution);
       const auto known = before != nullptr ? soleConvolution(before) : std::nullopt;
-      if (known && known->isPointwise() && known->weight[0] == convolution->weight[0] &&
-          join(before, node)) {
+      const bool expands = known && known->isPointwise() &&
+                           known->weight[0] == convolution->weight[0] && join(before, node);
+      if (expands || convolution->quantized) {
         joined_.push_back(node);
       }
     } else if (convolution->isPointwise()) {
@@ -123,7 +143,7 @@ class Joiner {
   }
 
   AliasDb aliases_;
-  std::vector<const Node*> joined_;  // with what they expand
+  std::vector<const Node*> joined_;  // depthwise convolutions that a projection may join
 };
 
 }  // namespace

@@ -162,6 +162,13 @@ bool usesAvx512() {
   return uses;
 }
 
+bool usesAvx512Vnni() {
+  static const bool uses = usesAvx512() &&
+                           dnnl::get_effective_cpu_isa() != dnnl::cpu_isa::avx512_core &&
+                           __builtin_cpu_supports("avx512vnni") != 0;
+  return uses;
+}
+
 bool usesAvx512Bf16() {
   static const bool uses = [] {
     switch (dnnl::get_effective_cpu_isa()) {

@@ -30,6 +30,9 @@ std::string effectiveIsa();
 // Whether oneDNN uses AVX-512 on this processor (and with ONEDNN_MAX_CPU_ISA).
 bool usesAvx512();
 
+// Whether that includes AVX-512's instructions for 8-bit integers.
+bool usesAvx512Vnni();
+
 // Whether that includes AVX-512's instructions for bfloat16.
 bool usesAvx512Bf16();
 

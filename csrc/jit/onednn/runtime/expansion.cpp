@@ -10,6 +10,7 @@
 #include "jit/onednn/runtime/depthwise_blocks.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/linear.h"
+#include "jit/onednn/runtime/row_blocks.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -31,21 +32,13 @@ struct Part {
   int64_t channels;
 };
 
-// Rows of the result at once: enough pixels that the weights are worth reading, and all blocks of
-// nearly the same size.
 int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
-  constexpr int64_t kExpanded = 96;  // pixels
-  constexpr int64_t kProjected = 48;
-  const auto fewest = [](int64_t pixels, int64_t width) {
-    return std::max<int64_t>(1, (pixels + width / 2) / width);
-  };
-  const auto wanted = std::max(fewest(kExpanded, e.size[1] * e.stride),
-                               e.outputs != 0 ? fewest(kProjected, e.result_size[1]) : 1);
-  const auto blocks = (rows + wanted - 1) / wanted;
-  return (rows + blocks - 1) / blocks;
+  return llga::rowsAtOnce(rows, e.size[1], e.stride, e.outputs != 0 ? e.result_size[1] : 0);
 }
 
-int64_t rowsUnder(const Expansion& e, int64_t rows) { return (rows - 1) * e.stride + e.window; }
+int64_t rowsUnder(const Expansion& e, int64_t rows) {
+  return llga::rowsUnder(rows, e.window, e.stride);
+}
 
 // Results of matrix products: of what is expanded, in float32, and of what is projected.
 void multiply(const gemm::Problem& problem) {

@@ -13,6 +13,7 @@
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/own_attention.h"
+#include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
@@ -543,6 +544,63 @@ class OwnSteps {
     return true;
   }
 
+  // A group that is a depthwise convolution of channels-last images in 8 bit, and maybe a pointwise
+  // one before it and another one behind it: one step, by a kernel of our own. False if the group
+  // or its data is anything else.
+  bool quantizedBlock() {
+    const auto found = llga::quantizedBlock(draft_.lowered);
+    if (!found) {
+      return false;
+    }
+    const auto& data = found->first().data;
+    const auto& result = found->last().result;
+    const auto& addend = found->last().addend;
+    if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
+        !draft_.knownSlot(data.id) || !overChannelsLast(data, result) || !mayAdd(addend, result)) {
+      return false;
+    }
+    Plan::Step step;
+    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    auto kernel = found->kernel;
+    std::array<size_t, QuantizedBlock::kMost> weight_at{};
+    for (size_t i = 0; i < found->parts.size(); ++i) {
+      if (!found->parts[i]) {
+        continue;
+      }
+      const auto& part = *found->parts[i];
+      const auto& inputs = part.op->inputs();
+      const auto weight = draft_.constantTensor(part.weight).contiguous();
+      const auto bias = inputs.size() > 2 ? draft_.constantTensor(inputs[2].id) : at::Tensor();
+      const auto sums = sumsOf(part, weight, bias);
+      if (!sums || findReleasable(weight)) {
+        return false;
+      }
+      kernel.sums[i] = *sums;
+      const auto ordered = QuantizedBlock::ordered(i, weight);
+      auto packed = transformWeight(weight, ordered.sizes().vec(), at::kChar,
+                                    [&](const at::Tensor& to) { to.copy_(ordered); });
+      weight_at[i] = bind(step, draft_.constantSlot(packed->data()),
+                          draft_.inputLayout(part.weight));
+      draft_.plan->packed.push_back(std::move(packed));
+    }
+    const auto addend_at = bindAddend(step, addend, result);
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel, weight_at, addend_at](auto from, auto to) {
+                     QuantizedBlock::Data data{};
+                     data.source = static_cast<const uint8_t*>(from[0]);
+                     for (size_t i = 0; i < weight_at.size(); ++i) {
+                       data.weights[i] = static_cast<const int8_t*>(from[weight_at[i]]);
+                     }
+                     data.addend =
+                         addend_at != 0 ? static_cast<const uint8_t*>(from[addend_at]) : nullptr;
+                     data.result = static_cast<uint8_t*>(to[0]);
+                     kernel.run(data);
+                   },
+                   "convolution", fmt::format("llga_quantized:{}", QuantizedBlock::isa())};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A group that is the mean over all pixels of channels-last images: one step, by a kernel of our
   // own. False if the group or its data is anything else.
   bool mean() {
@@ -688,7 +746,7 @@ bool addUnlowered(PlanDraft& draft) {
 
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
-  return steps.concatAffine() || steps.expansion() || steps.squeezeExcitation() || steps.mean() ||
+  return steps.concatAffine() || steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() || steps.mean() ||
          steps.wholeActivation();
 }
 

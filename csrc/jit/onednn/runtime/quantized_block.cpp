@@ -1,0 +1,256 @@
+#include "jit/onednn/runtime/quantized_block.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/row_blocks.h"
+
+namespace llga {
+namespace {
+
+using quantized::kPiece;
+using quantized::kVectors;
+using quantized::kWidth;
+
+constexpr int64_t kTogether = 4;  // 8-bit numbers whose products are added at once
+
+const quantized::Kernels& kernels() { return quantized::avx512_vnni; }
+
+int64_t roundedUp(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
+
+// Rows of the result of one image, that one thread computes.
+struct Part {
+  int64_t image;
+  int64_t first_row;
+  int64_t rows;
+};
+
+// Computes a part, block of rows by block of rows.
+class PartOf {
+ public:
+  PartOf(const QuantizedBlock& b, const QuantizedBlock::Data& data, const Part& part,
+         uint8_t* memory)
+      : b_(b), data_(data), part_(part), sizes_(b, part.rows), memory_(memory) {
+    blank_ = memory_ + sizes_.pieces();
+    lines_ = blank_ + sizes_.pitch * kPiece;
+    places_ = reinterpret_cast<int32_t*>(lines_ + sizes_.lines);
+  }
+
+  // Bytes of working memory.
+  static int64_t scratch(const QuantizedBlock& b, int64_t rows) {
+    const Sizes s(b, rows);
+    return s.pieces() + s.pitch * kPiece + s.lines +
+           s.slots * b.size[1] * static_cast<int64_t>(sizeof(int32_t));
+  }
+
+  void run() {
+    pad();
+    const auto last = part_.first_row + part_.rows;
+    for (auto row = part_.first_row; row < last; row += sizes_.step) {
+      runBlock(row, std::min(row + sizes_.step, last));
+    }
+  }
+
+ private:
+  struct Sizes {
+    Sizes(const QuantizedBlock& b, int64_t rows)
+        : step(rowsAtOnce(rows, b.size[1], b.stride, b.outputs != 0 ? b.result_size[1] : 0)),
+          slots(rowsUnder(step, b.window, b.stride)),
+          pitch(std::max(b.padding + b.size[1],
+                         rowsUnder(b.result_size[1], b.window, b.stride))),
+          vectors(roundedUp(b.channels, kWidth) / kWidth),
+          chunks(roundedUp(vectors, kVectors) / kVectors),
+          lines(b.outputs != 0 ? roundedUp(step * b.result_size[1] * vectors * kWidth, kPiece)
+                               : 0) {}
+
+    int64_t chunk() const { return slots * pitch * kPiece; }  // bytes
+    int64_t pieces() const { return chunks * chunk(); }       // bytes
+
+    int64_t step;     // rows of the result at once
+    int64_t slots;    // rows of the image that are there
+    int64_t pitch;    // pixels from row to row
+    int64_t vectors;  // of channels
+    int64_t chunks;
+    int64_t lines;  // bytes of what is projected
+  };
+
+  // Row y of the image, with what is on its left.
+  uint8_t* rowOf(uint8_t* chunk, int64_t y) const {
+    return chunk + y % sizes_.slots * sizes_.pitch * kPiece;
+  }
+
+  // Zeros around the image, in its numbers.
+  void pad() {
+    const auto left = b_.padding * kPiece;
+    const auto right = left + b_.size[1] * kPiece;
+    const auto whole = sizes_.pitch * kPiece;
+    std::fill(blank_, blank_ + whole, b_.zero_point);
+    for (auto* row = memory_; row < blank_; row += whole) {
+      std::fill(row, row + left, b_.zero_point);
+      std::fill(row + right, row + whole, b_.zero_point);
+    }
+  }
+
+  void runBlock(int64_t row, int64_t end) {
+    const auto top = row * b_.stride - b_.padding;
+    const auto first = std::max(end_, top);
+    const auto last = std::min(b_.size[0], top + rowsUnder(end - row, b_.window, b_.stride));
+    const bool projects = b_.outputs != 0;
+    const auto width = projects ? sizes_.vectors * kWidth : b_.channels;
+    const auto pixel = (part_.image * b_.result_size[0] + row) * b_.result_size[1];
+    auto* lines = projects ? lines_ : data_.result + pixel * width;
+    if (b_.inputs != 0) {
+      place(first, last);
+    }
+    for (int64_t c = 0; c < sizes_.chunks; ++c) {
+      const auto channel = sizes_.vectors * c / sizes_.chunks * kWidth;
+      const auto channels = sizes_.vectors * (c + 1) / sizes_.chunks * kWidth - channel;
+      auto* chunk = memory_ + c * sizes_.chunk();
+      if (first < last) {
+        expand(first, last, channel, channels, chunk);
+      }
+      for (auto y = row; y < end; ++y) {
+        const auto at = (y - row) * b_.result_size[1] * width + channel;
+        depthwise(y, chunk, channel, std::min(channels, width - channel), lines + at, width);
+      }
+    }
+    end_ = std::max(end_, last);
+    if (projects) {
+      const auto at = pixel * b_.outputs;
+      kernels().multiply({(end - row) * b_.result_size[1], width, b_.outputs, lines, width,
+                          data_.weights[2], b_.sums[2].rescale,
+                          data_.addend != nullptr ? data_.addend + at : nullptr,
+                          data_.result + at, b_.outputs, nullptr});
+    }
+  }
+
+  // Where pixels of the rows [first, last) go.
+  void place(int64_t first, int64_t last) {
+    auto* to = places_;
+    for (auto y = first; y < last; ++y) {
+      const auto start = y % sizes_.slots * sizes_.pitch + b_.padding;
+      for (int64_t x = 0; x < b_.size[1]; ++x) {
+        *to++ = static_cast<int32_t>((start + x) * kPiece);
+      }
+    }
+  }
+
+  // Makes the rows [first, last) of a chunk: `channels` from `channel` on.
+  void expand(int64_t first, int64_t last, int64_t channel, int64_t channels,
+              uint8_t* chunk) const {
+    const auto from = (part_.image * b_.size[0] + first) * b_.size[1];
+    if (b_.inputs == 0) {
+      const auto present = std::min(b_.channels - channel, channels);
+      for (auto y = first; y < last; ++y) {
+        const auto pixel = from + (y - first) * b_.size[1];
+        kernels().toPieces(data_.source + pixel * b_.channels + channel, b_.channels, b_.size[1],
+                           present, rowOf(chunk, y) + b_.padding * kPiece);
+      }
+      return;
+    }
+    auto rescale = b_.sums[0].rescale;
+    rescale.start += channel;
+    rescale.scale += channel;
+    rescale.shift += channel;
+    kernels().multiply({(last - first) * b_.size[1], b_.inputs, channels, data_.source + from * b_.inputs, b_.inputs,
+                        data_.weights[0] + channel * b_.inputs, rescale, nullptr, chunk, 0,
+                        places_});
+  }
+
+  // Row `y` of the result.
+  void depthwise(int64_t y, uint8_t* chunk, int64_t channel, int64_t channels, uint8_t* to,
+                 int64_t stride) const {
+    const auto rows = roundedUp(b_.window, kTogether);
+    auto rescale = b_.sums[1].rescale;
+    rescale.start += channel;
+    rescale.scale += channel;
+    rescale.shift += channel;
+    quantized::Row row{{},
+                       b_.result_size[1],
+                       channels,
+                       data_.weights[1] + channel * rows * b_.window,
+                       rescale,
+                       to,
+                       stride};
+    for (int64_t k = 0; k < b_.window; ++k) {
+      const auto under = y * b_.stride - b_.padding + k;
+      row.source[k] = under >= 0 && under < b_.size[0] ? rowOf(chunk, under) : blank_;
+    }
+    kernels().find(b_.window, b_.stride)(row);
+  }
+
+  const QuantizedBlock& b_;
+  const QuantizedBlock::Data& data_;
+  const Part& part_;
+  Sizes sizes_;
+  uint8_t* memory_;   // pieces of each chunk of channels, row by row
+  uint8_t* blank_;    // a row outside of the image
+  uint8_t* lines_;    // what is projected
+  int32_t* places_;   // of pixels that are expanded
+  int64_t end_ = 0;   // of the rows that are there
+};
+
+// Of (output, input), with a multiple of `multiple` inputs.
+at::Tensor pointwiseWeight(const at::Tensor& weight, int64_t multiple) {
+  const auto outputs = roundedUp(weight.size(0), kWidth);
+  const auto inputs = roundedUp(weight.size(1), multiple);
+  return at::constant_pad_nd(weight, {0, inputs - weight.size(1), 0, outputs - weight.size(0)})
+      .view({outputs / kWidth, kWidth, inputs / kTogether, kTogether})
+      .permute({0, 2, 1, 3})
+      .contiguous();
+}
+
+// Of (channel, row, column).
+at::Tensor depthwiseWeight(const at::Tensor& weight) {
+  const auto channels = roundedUp(weight.size(0), kWidth);
+  const auto window = weight.size(1);
+  const auto rows = roundedUp(window, kTogether);
+  return at::constant_pad_nd(weight, {0, 0, 0, rows - window, 0, channels - weight.size(0)})
+      .view({channels / kWidth, kWidth, rows / kTogether, kTogether, window})
+      .permute({0, 2, 4, 1, 3})
+      .contiguous();
+}
+
+}  // namespace
+
+bool QuantizedBlock::isSupported() const {
+  // With matrix units oneDNN's products are much faster than those here.
+  return usesAvx512Vnni() && !usesAmx() && inputs % kTogether == 0 &&
+         kernels().find(window, stride) != nullptr;
+}
+
+const char* QuantizedBlock::isa() { return kernels().name; }
+
+at::Tensor QuantizedBlock::ordered(size_t convolution, const at::Tensor& weight) {
+  return convolution == 1   ? depthwiseWeight(weight.squeeze(1))
+         : convolution == 0 ? pointwiseWeight(weight.flatten(1), kTogether)
+                            : pointwiseWeight(weight.flatten(1), kWidth);
+}
+
+at::Tensor QuantizedBlock::padded(const at::Tensor& numbers) {
+  return at::constant_pad_nd(numbers,
+                             {0, roundedUp(numbers.size(0), kWidth) - numbers.size(0)});
+}
+
+void QuantizedBlock::run(const Data& data) const {
+  const auto threads = int64_t{at::get_num_threads()};
+  // Of too few images for all threads, rows are divided, of which some are expanded twice.
+  const auto parts = std::min((threads + images - 1) / images, result_size[0]);
+  const auto most = (result_size[0] + parts - 1) / parts;
+  const auto bytes =
+      std::max(PartOf::scratch(*this, most), PartOf::scratch(*this, result_size[0] / parts));
+  at::parallel_for(0, images * parts, 1, [&](int64_t first, int64_t last) {
+    const auto memory = arena()->allocate(static_cast<size_t>(bytes));
+    for (auto i = first; i < last; ++i) {
+      const auto row = result_size[0] * (i % parts) / parts;
+      const Part part{i / parts, row, result_size[0] * (i % parts + 1) / parts - row};
+      PartOf(*this, data, part, static_cast<uint8_t*>(memory.get())).run();
+    }
+  });
+}
+
+}  // namespace llga

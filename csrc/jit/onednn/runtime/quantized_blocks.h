@@ -1,0 +1,75 @@
+// The arithmetic of 8-bit convolutions, on plain memory: sums of products of an unsigned number and
+// a signed one, and what makes 8-bit numbers of the sums. No PyTorch, no oneDNN, no standard library
+// here (gemm_blocks.h has the reason).
+//
+//   real number = scale * (number - zero point)
+//
+// Between the two convolutions of a block a pixel's channels lie in pieces of up to 64 bytes, which
+// is what a register holds, and in an order that costs no instruction to make or to read: the byte
+// 16*l + 4*v + i of a piece is its channel 16*v + 4*l + i.
+#pragma once
+
+#include <cstdint>
+
+namespace llga::quantized {
+
+constexpr int64_t kWidth = 16;   // sums of a register
+constexpr int64_t kPiece = 64;   // bytes of a piece
+constexpr int64_t kVectors = 4;  // registers of sums that make a piece
+
+// What follows a sum: an affine map, maybe an addition and an activation, and rounding (of two to
+// the even one). All in units of the result's scale; arrays by output, to the end of a register.
+struct Rescale {
+  const int32_t* start;  // what sums begin with: undoes the data's zero point
+  const float* scale;
+  const float* shift;    // with the result's zero point, if there is no hardswish
+  float addend_scale;
+  bool hardswish;
+  float unit;            // the result's scale over 6, for hardswish
+  float zero_point;      // of the result, for hardswish
+  float highest;         // of the result, before it is rounded
+  uint8_t lowest;
+};
+
+// A matrix product; rows of a source in 8 bit by a weight in 8 bit.
+struct Product {
+  int64_t rows;
+  int64_t inputs;  // a multiple of 4
+  int64_t outputs;
+  const uint8_t* source;  // (row, input)
+  int64_t source_stride;  // from row to row
+  const int8_t* weight;   // (16 outputs, 4 inputs, output of the 16, input of the 4)
+  Rescale rescale;
+  const uint8_t* addend;  // like a result by rows, or null; may be the result
+  uint8_t* result;
+  int64_t result_stride;  // from row to row
+  // Where the pieces of each row are, of at most 64 outputs; null: the result is by rows.
+  const int32_t* places;
+};
+
+// A row of the result of a depthwise convolution, at most 64 channels of it.
+struct Row {
+  static constexpr int kMostRows = 5;
+  const uint8_t* source[kMostRows];  // pieces under the window of the first pixel, row by row
+  int64_t pixels;
+  int64_t channels;
+  const int8_t* weight;  // (16 channels, 4 rows, column, channel of the 16, row of the 4)
+  Rescale rescale;
+  uint8_t* result;
+  int64_t result_stride;  // from pixel to pixel
+};
+
+// What there is for one instruction set.
+struct Kernels {
+  const char* name;
+  void (*multiply)(const Product& product);
+  // For windows of 3 x 3 or 5 x 5, with stride 1 or 2; nullptr for others.
+  void (*(*find)(int64_t window, int64_t stride))(const Row&);
+  // Pieces, one behind the other, of `channels` channels of pixels that lie in rows.
+  void (*toPieces)(const uint8_t* source, int64_t stride, int64_t pixels, int64_t channels,
+                   uint8_t* pieces);
+};
+
+extern const Kernels avx512_vnni;
+
+}  // namespace llga::quantized
