@@ -10,7 +10,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import dnnl_graph
 import llga_fuser
 from llga_fuser import _C
-from util import Fused, fused_graph, has_own_kernels, to_script
+from util import Fused, fused_graph, has_own_kernels, has_quantized_kernels, to_script
 
 pytestmark = pytest.mark.usefixtures("fuser", "one_thread")
 
@@ -646,3 +646,302 @@ def test_float_data_with_8_bit_weights(op: str) -> None:
 
     found = run(WeightOnly(), (torch.randn(data_shape),))
     assert not found.outside["aten::dequantize"], str(found)
+
+
+# ---------------------------------------------------------------------------- kernels of our own
+
+
+def own_kernels(script: Any, *inputs: Tensor) -> list[bool]:
+    """Of each product, whether a kernel of our own computes it."""
+    groups = llga_fuser.report(script, *inputs, rounds=1).groups
+    kinds = ("convolution", "matmul")
+    return [
+        primitive.implementation.startswith("llga_quantized:")
+        for group in groups
+        for primitive in group.primitives
+        if primitive.kind in kinds
+    ]
+
+
+class Blocks(NamedTuple):
+    """A depthwise convolution in 8 bit, and maybe pointwise ones around it."""
+
+    size: tuple[int, int, int, int]
+    channels: int  # of the depthwise one
+    expands: bool = True
+    outputs: int = 0  # of the projection; 0: there is none
+    window: int = 3
+    stride: int = 1
+    padding: int = 1
+    inner: Callable[[Tensor], Tensor] = F.relu6
+    outer: Callable[[Tensor], Tensor] = F.relu6
+    last: Callable[[Tensor], Tensor] = nn.Identity()
+    residual: str = ""  # "x + " or "+ x"
+    zero_point: int = 3
+    per_channel: bool = True
+    bias: bool = True
+    threads: int = 2
+    own: bool = True
+
+
+def plain(x: Tensor) -> Tensor:
+    return x
+
+
+BLOCKS = {
+    "plain": Blocks((1, 16, 14, 14), 96, outputs=24),
+    "stride": Blocks((1, 16, 29, 14), 96, outputs=24, stride=2),
+    "residual": Blocks((2, 24, 14, 15), 144, outputs=24, residual="+ x"),
+    "residual first": Blocks((1, 24, 14, 15), 64, outputs=24, residual="x + "),
+    "residual, relu": Blocks((1, 24, 14, 15), 64, outputs=24, residual="+ x", last=F.relu),
+    "five": Blocks((1, 8, 15, 14), 64, outputs=40, window=5, padding=2),
+    "five, stride": Blocks((1, 8, 23, 20), 160, outputs=40, window=5, stride=2, padding=2),
+    "no padding": Blocks((1, 8, 15, 16), 80, outputs=40, padding=0),
+    "much padding": Blocks((1, 8, 6, 7), 16, outputs=4, window=5, padding=4),
+    "one row": Blocks((1, 8, 1, 220), 32, outputs=7),
+    "one column": Blocks((1, 8, 220, 1), 32, outputs=7),
+    "one pixel": Blocks((1, 8, 1, 1), 32, outputs=7),
+    "many images": Blocks((5, 8, 7, 7), 208, outputs=16),
+    "one thread": Blocks((1, 16, 30, 32), 80, outputs=24, threads=1),
+    "odd channels": Blocks((1, 16, 14, 14), 97, outputs=19),
+    "few channels": Blocks((1, 8, 14, 14), 5, outputs=3),
+    "zero point of zero": Blocks((1, 16, 14, 14), 96, outputs=24, zero_point=0),
+    "large zero point": Blocks((1, 16, 14, 14), 96, outputs=24, zero_point=140, inner=plain),
+    "one scale": Blocks((1, 16, 14, 14), 96, outputs=24, per_channel=False),
+    "no bias": Blocks((1, 16, 14, 14), 96, outputs=24, bias=False),
+    "no activation": Blocks((1, 16, 14, 14), 96, outputs=24, inner=plain, outer=plain),
+    "relu": Blocks((1, 16, 14, 14), 96, outputs=24, inner=F.relu, outer=F.relu),
+    "hardtanh": Blocks((1, 16, 14, 14), 96, outputs=24, inner=F.hardtanh, zero_point=9),
+    "hardswish": Blocks((1, 16, 14, 14), 96, outputs=24, inner=F.hardswish, outer=F.hardswish),
+    "silu": Blocks((1, 16, 14, 14), 96, outputs=24, inner=F.silu, outer=F.silu),
+    "gelu": Blocks((1, 16, 14, 14), 40, outputs=24, inner=F.gelu, outer=torch.sigmoid),
+    "two": Blocks((1, 16, 30, 20), 112),
+    "two, five": Blocks((2, 8, 31, 20), 75, window=5, stride=2, padding=2, outer=F.hardswish),
+    "depthwise first": Blocks((1, 32, 30, 20), 32, expands=False, outputs=16),
+    "depthwise first, odd": Blocks((2, 35, 15, 20), 35, expands=False, outputs=16, stride=2),
+    "depthwise": Blocks((1, 72, 15, 20), 72, expands=False, outer=F.silu),
+    "depthwise, few": Blocks((1, 3, 15, 20), 3, expands=False, window=5, padding=2),
+    # What stays with oneDNN.
+    "odd inputs": Blocks((1, 18, 14, 14), 48, outputs=24, own=False),
+    "window": Blocks((1, 16, 14, 14), 96, outputs=24, window=7, padding=3, own=False),
+    "stride of 3": Blocks((1, 16, 14, 14), 96, outputs=24, stride=3, own=False),
+    "other activation": Blocks((1, 16, 14, 14), 96, outputs=24, inner=torch.tanh, own=False),
+}
+
+
+class QuantizedBlock(nn.Module):
+    """Scales are such that the numbers of each value fill its range for the given data."""
+
+    def __init__(self, case: Blocks, x: Tensor) -> None:
+        super().__init__()
+        c = case
+        self.case = c
+        before = c.size[1] if c.expands else c.channels
+        shapes = [(c.channels, before, 1, 1), (c.channels, 1, c.window, c.window)]
+        shapes.append((c.outputs, c.channels, 1, 1))
+        self.weights = [
+            weight(*shape, per_channel=c.per_channel) if shape[0] else None for shape in shapes
+        ]
+        self.biases = [
+            nn.Parameter(torch.randn(s[0]), False) if c.bias and s[0] else None for s in shapes
+        ]
+        self.steps: list[float] = []
+        with torch.no_grad():
+            self(x)
+
+    def rounded(self, y: Tensor, index: int) -> Tensor:
+        if len(self.steps) <= index:
+            low, high = torch.aminmax(y)
+            self.steps.append(max(float(high - low) / 240, 1e-3))
+        return qdq(y, self.steps[index], self.case.zero_point)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = self.case
+        first, second, third = (None if w is None else w.dequantize() for w in self.weights)
+        x = y = qdq(x, 0.02, c.zero_point)
+        assert second is not None
+        if c.expands:
+            assert first is not None
+            y = self.rounded(c.inner(F.conv2d(y, first, self.biases[0])), 0)
+        else:
+            self.steps = self.steps or [0.0]
+        y = F.conv2d(y, second, self.biases[1], c.stride, c.padding, 1, c.channels)
+        y = self.rounded(c.outer(y), 1)
+        if third is not None:
+            y = F.conv2d(y, third, self.biases[2])
+            y = y + x if c.residual == "+ x" else x + y if c.residual else y
+            y = self.rounded(c.last(y), 2)
+        return y
+
+
+@pytest.fixture
+def all_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", BLOCKS)
+def test_block(case: str) -> None:
+    """Up to three convolutions are one group, and one kernel."""
+    c = BLOCKS[case]
+    torch.set_num_threads(c.threads)
+    x = (torch.rand(c.size) * 4).to(memory_format=torch.channels_last)
+    module = QuantizedBlock(c, x).eval()
+    # A number that lies between two steps may pass on to all that is made of it.
+    found = run(module, (x,), step=module.steps[-1], apart=0.05)
+    assert found.inside["aten::_convolution"] == 1 + c.expands + bool(c.outputs), str(found)
+    with torch.no_grad():
+        own = own_kernels(to_script(module, (x,)), x)
+    assert all(own) == (c.own and has_quantized_kernels()), own
+    if all(own):
+        assert len(own) == 1
+
+
+@pytest.mark.parametrize("case", ["plain", "residual", "two", "depthwise"])
+def test_block_of_contiguous_images(case: str) -> None:
+    """They are not channels last, and so not for the kernel: oneDNN's, one after the other."""
+    c = BLOCKS[case]
+    x = torch.rand(c.size) * 4
+    module = QuantizedBlock(c, x).eval()
+    run(module, (x,), step=module.steps[-1], apart=0.05)
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_block_of_changing_sizes() -> None:
+    """One set of weights for all sizes and numbers of threads; the results stay apart."""
+    x = (torch.rand(1, 24, 14, 15) * 4).to(memory_format=torch.channels_last)
+    module = QuantizedBlock(BLOCKS["residual"], x).eval()
+    with torch.no_grad():
+        script = to_script(module, (x,))
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for size in ((1, 24, 14, 15), (3, 24, 9, 8), (1, 24, 40, 33), (1, 24, 14, 15)):
+                x = (torch.rand(size) * 4).to(memory_format=torch.channels_last)
+                for _ in range(3):
+                    apart = (script(x) - module(x)).abs() / module.steps[-1]
+                    assert float(apart.max()) < 1.01 and float((apart > 0.5).float().mean()) < 0.05
+
+
+class Shared(nn.Module):
+    """What is expanded, or what of it is projected, has another reader."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__()
+        self.code = code
+        self.a, self.b, self.c = weight(32, 8, 1, 1), weight(32, 1, 3, 3), weight(8, 32, 1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = qdq(x, 0.02, 0)
+        y = qdq(F.relu(F.conv2d(x, self.a.dequantize())), 0.1, 0)
+        z = qdq(F.conv2d(y, self.b.dequantize(), None, 1, 1, 1, 32), 0.7, 128)
+        p = F.conv2d(z, self.c.dequantize())
+        if self.code == "expanded":
+            return qdq(p, 3.0, 128), y + 1
+        if self.code == "convolved":
+            return qdq(p, 3.0, 128), z * 2
+        if self.code == "sum":
+            return qdq(p + x, 3.0, 128), p
+        return qdq(p + qdq(F.conv2d(y, self.c.dequantize()), 1.0, 128), 3.0, 128), x
+
+
+@pytest.mark.parametrize("code", ["expanded", "convolved", "sum", "both"])
+def test_block_beside_others(code: str) -> None:
+    module = Shared(code).eval()
+    x = (torch.rand(2, 8, 12, 13) * 4).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(module, (x,))
+        for _ in range(3):
+            for result, expected in zip(script(x), module(x), strict=True):
+                torch.testing.assert_close(result, expected, rtol=0, atol=3.01)
+
+
+PRODUCTS: dict[str, tuple[Any, ...]] = {  # what is multiplied, what follows, whether it is ours
+    "rows": ((7, 64), 80, plain, True),
+    "one row": ((1, 64), 1000, plain, True),
+    "many rows": ((3, 300, 16), 40, F.relu, True),
+    "few inputs": ((9, 4), 5, F.relu, True),
+    "clamp": ((9, 32), 48, F.relu6, True),
+    "gelu": ((2, 31, 64), 272, F.gelu, True),
+    "silu": ((2, 31, 64), 72, F.silu, True),
+    "hardswish": ((2, 31, 64), 72, F.hardswish, True),
+    "sigmoid": ((2, 31, 64), 72, torch.sigmoid, True),
+    "images": ((2, 32, 9, 11), 72, F.relu, True),
+    "images, silu": ((2, 32, 9, 11), 33, F.silu, True),
+    "one pixel": ((2, 32, 1, 1), 8, F.silu, True),
+    # What stays with oneDNN.
+    "odd inputs": ((7, 63), 80, plain, False),
+    "tanh": ((7, 64), 80, torch.tanh, False),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("out", ["float", "quint8", "qint8"])
+@pytest.mark.parametrize("addend", ["none", "float", "quint8"])
+@pytest.mark.parametrize("case", PRODUCTS)
+@pytest.mark.usefixtures("all_threads")
+def test_product(case: str, addend: str, out: str, threads: int) -> None:
+    """Linear layers and pointwise convolutions, by the kernels for them where there are any."""
+    torch.set_num_threads(threads)
+    size, outputs, function, own = PRODUCTS[case]
+    images = len(size) == 4
+    x = torch.rand(size) * 4
+    if images:
+        x = x.to(memory_format=torch.channels_last)
+
+    def op(data: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(data, w, bias) if images else F.linear(data, w, bias)
+
+    def post(y: Tensor, other: Tensor) -> Tensor:
+        other = qdq(other, 0.05, 7) if addend == "quint8" else other
+        return function(y if addend == "none" else y + other)
+
+    shape = (outputs, size[1], 1, 1) if images else (outputs, size[-1])
+    w = weight(*shape)
+    target = None
+    plain_layer = Layer(op, w, outputs)
+    other = other_operand(plain_layer, x)
+    if out != "float":
+        with torch.no_grad():
+            low, high = torch.aminmax(post(plain_layer(x, other), other))
+        step = max(float(high - low) / 200, 1e-3)
+        target = (step, 100, torch.quint8) if out == "quint8" else (step, -20, torch.qint8)
+    module = Layer(op, w, outputs, post, target)
+    run(module, (x, other), step=None if target is None else target[0])
+    with torch.no_grad():
+        found = own_kernels(to_script(module, (x, other)), x, other)
+    clamps = function in (F.relu, F.relu6)
+    alike = addend != "float" if out == "quint8" else out == "float" and addend == "none"
+    if not own or not has_quantized_kernels():
+        assert not any(found)
+    elif alike and not (out == "float" and clamps):
+        assert all(found), found
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e3])
+def test_sums_far_out_of_range(scale: float) -> None:
+    """They become the least and the greatest number, or zero."""
+    w = weight(32, 16)
+    module = Layer(F.linear, w, 32, out=(scale, 5, torch.quint8))
+    x, other = torch.rand(6, 16) * 4, torch.zeros(())
+    run(module, (x, other), step=scale)
+    with torch.no_grad():
+        numbers = set((to_script(module, (x, other))(x, other) / scale + 5).round().int().flatten())
+    assert {int(n) for n in numbers} <= ({0, 255} if scale < 1 else {5})
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_biases_that_are_not_finite(value: float) -> None:
+    """They are oneDNN's, and other outputs are what they were."""
+    module = Layer(F.linear, weight(32, 16), 32, out=(0.5, 5, torch.quint8))
+    assert module.bias is not None
+    module.bias[3] = value
+    x, other = torch.rand(6, 16) * 4, torch.zeros(())
+    with torch.no_grad():
+        script = to_script(module, (x, other))
+        for _ in range(3):
+            result, expected = script(x, other), module(x, other)
+            rest = [i for i in range(32) if i != 3]
+            assert float((result - expected)[:, rest].abs().max()) <= 0.51
+        assert not any(own_kernels(script, x, other))

@@ -419,6 +419,12 @@ def has_narrow_products() -> bool:
     return isa in {"avx512_core_bf16", "avx512_core_fp16"}
 
 
+def has_quantized_kernels() -> bool:
+    """Whether the fuser's own products are for 8 bit too: with VNNI, not beside matrix units."""
+    isa = llga_fuser._C.runtime_info()["isa"]
+    return isa in {"avx512_core_vnni", "avx512_core_bf16", "avx512_core_fp16"}
+
+
 def has_own_attention(dtype: torch.dtype) -> bool:
     """Whether attention is the fuser's own: in bf16 only where PyTorch has no matrix units."""
     isa = llga_fuser._C.runtime_info()["isa"]

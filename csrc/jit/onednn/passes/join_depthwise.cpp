@@ -65,10 +65,12 @@ std::vector<const Node*> arithmetic(const Node* group) {
   return ops;
 }
 
-// Of a group that is one, and maybe one more op.
+// Of a group that is one, and maybe one more op, of 8 bit two.
 std::optional<Convolution> soleConvolution(const Node* group) {
   const auto ops = arithmetic(group);
-  return ops.empty() || ops.size() > 2 ? std::nullopt : convolutionOf(ops[0]);
+  auto found = ops.empty() ? std::nullopt : convolutionOf(ops[0]);
+  const bool few = found && ops.size() <= (found->quantized ? 3U : 2U);
+  return few ? std::move(found) : std::nullopt;
 }
 
 // Whether the group is a pointwise convolution and a depthwise one, each with one more op at most:

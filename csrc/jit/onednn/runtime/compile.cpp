@@ -12,6 +12,7 @@
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_attention.h"
+#include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/partition_key.h"
 #include "jit/onednn/runtime/releasable_weights.h"
@@ -216,7 +217,12 @@ class PlanCompiler {
     const bool winograd = std::any_of(ops.begin(), ops.end(), [&](const OpSpec& op) {
       return winogradConvolution({&op}, draft_.lowered, Way::usual).has_value();
     });
+    const bool narrow = ownsQuantizedProducts();
     for (const auto& op : ops) {
+      // oneDNN would take all convolutions of a stage of ResNets together.
+      if (narrow && op.kind() == OpKind::Quantize) {
+        found.insert(op.outputs()[0].id);
+      }
       if (winograd && op.kind() == OpKind::Convolution && producers.count(op.inputs()[0].id) != 0) {
         found.insert(op.inputs()[0].id);
       }

@@ -111,14 +111,6 @@ bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph,
          inputs[1].sizes && result.dtype == type && result.sizes;
 }
 
-// A flag that may not have been set at all.
-bool isSet(const OpSpec& op, Attr flag) {
-  const auto& attributes = op.attributes();
-  return std::any_of(attributes.begin(), attributes.end(), [flag](const auto& known) {
-    return known.first == flag && std::get<bool>(known.second);
-  });
-}
-
 std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
 
 bool isProductOf(const OpSpec& op, const Operand& a, const Operand& b) {
@@ -264,6 +256,13 @@ bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph, at::ScalarT
 }
 
 }  // namespace
+
+bool isSet(const OpSpec& op, Attr flag) {
+  const auto& attributes = op.attributes();
+  return std::any_of(attributes.begin(), attributes.end(), [flag](const auto& known) {
+    return known.first == flag && std::get<bool>(known.second);
+  });
+}
 
 bool ownKernels() {
   static const bool on = !switchedOff("LLGA_FUSER_OWN_KERNELS");

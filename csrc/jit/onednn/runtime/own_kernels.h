@@ -24,6 +24,9 @@ namespace llga {
 // Of one partition, in the order of the subgraph.
 using Ops = std::vector<const OpSpec*>;
 
+// A flag that may not have been set at all.
+bool isSet(const OpSpec& op, Attr flag);
+
 // False if the environment holds LLGA_FUSER_OWN_KERNELS=off: all is left to oneDNN.
 bool ownKernels();
 

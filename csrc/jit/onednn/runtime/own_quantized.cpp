@@ -1,30 +1,29 @@
 #include "jit/onednn/runtime/own_quantized.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <unordered_map>
-
-#include "jit/onednn/runtime/own_kernels.h"
 
 namespace llga {
 namespace {
 
-constexpr float kLargest = std::numeric_limits<uint8_t>::max();
+using quantized::Function;
 
-// Finds convolutions of 8-bit data in a group, each from its op on.
+constexpr double kLargest = std::numeric_limits<uint8_t>::max();
+
+// Finds products of 8-bit data, each from its op on.
 class Reader {
  public:
-  explicit Reader(const LoweredGraph& graph) : graph_(graph) {
-    for (const auto& op : graph.ops) {
-      for (const auto& input : op.inputs()) {
-        ++reads_[input.id];
-        readers_[input.id] = &op;
+  Reader(const Ops& ops, const LoweredGraph& graph) : graph_(graph) {
+    for (const auto* op : ops) {
+      for (const auto& input : op->inputs()) {
+        readers_[input.id].push_back(op);
       }
-      for (const auto& output : op.outputs()) {
-        producers_[output.id] = &op;
+      for (const auto& output : op->outputs()) {
+        producers_[output.id] = op;
       }
     }
   }
@@ -33,33 +32,41 @@ class Reader {
     const auto& inputs = op.inputs();
     const auto* data = dequantize(inputs[0]);
     const auto* weight = dequantize(inputs[1]);
-    if (data == nullptr || weight == nullptr || !isUnsigned(*data) || !readWeight(*weight) ||
-        (inputs.size() > 2 && !isFloatConstant(inputs[2]))) {
+    if (data == nullptr || weight == nullptr || !isUnsigned(*data) ||
+        (inputs.size() > 2 && !isBias(inputs[2]))) {
       return std::nullopt;
     }
     FoundQuantized found;
     found.op = &op;
-    found.weight = weight->inputs()[0].id;
+    found.weight = weight->inputs()[0];
+    found.outputs_last = op.kind() == OpKind::MatMul && !isSet(op, Attr::transpose_b);
+    if (!isWeight(*weight, found.outputs_last ? 1 : 0)) {
+      return std::nullopt;
+    }
     found.scales = weight->get_attr<std::vector<float>>(Attr::scales);
     found.data = data->inputs()[0];
     found.data_scale = scaleOf(*data);
+    found.result = op.outputs()[0];
     found.ops = 3;
-    return readRest(std::move(found));
+    takeAddition(found);
+    takeActivation(found);
+    takeQuantization(found);
+    return found.result.sizes ? std::optional(std::move(found)) : std::nullopt;
   }
 
  private:
-  // The op that alone reads what this one computes, which nobody else does.
-  const OpSpec* readerOf(const OpSpec& op) const {
-    const auto id = op.outputs()[0].id;
-    const auto reads = reads_.find(id);
-    return reads != reads_.end() && reads->second == 1 ? readers_.at(id) : nullptr;
+  // The op that alone reads a value; or null.
+  const OpSpec* soleReader(const Operand& value) const {
+    const auto readers = readers_.find(value.id);
+    return readers != readers_.end() && readers->second.size() == 1 ? readers->second[0] : nullptr;
   }
 
   // The op that dequantizes this value, for one reader; or null.
   const OpSpec* dequantize(const Operand& value) const {
     const auto producer = producers_.find(value.id);
-    const bool is = producer != producers_.end() && producer->second->kind() == OpKind::Dequantize &&
-                    value.dtype == at::kFloat && reads_.at(value.id) == 1;
+    const bool is = producer != producers_.end() &&
+                    producer->second->kind() == OpKind::Dequantize && value.dtype == at::kFloat &&
+                    soleReader(value) != nullptr;
     return is ? producer->second : nullptr;
   }
 
@@ -75,17 +82,18 @@ class Reader {
            !graph_.operands.at(value.id).constant;
   }
 
-  // Whether it is a constant, symmetric, and has a scale for each output or one for all.
-  bool readWeight(const OpSpec& dequantize) const {
+  // A constant, symmetric, with a scale for each output or one for all.
+  bool isWeight(const OpSpec& dequantize, int64_t axis) const {
     const auto& value = dequantize.inputs()[0];
     const auto zero_points = dequantize.get_attr<std::vector<int64_t>>(Attr::zps);
     return value.dtype == at::kQInt8 && graph_.operands.at(value.id).constant && value.sizes &&
-           (isPerTensor(dequantize) || dequantize.get_attr<int64_t>(Attr::axis) == 0) &&
+           (isPerTensor(dequantize) || dequantize.get_attr<int64_t>(Attr::axis) == axis) &&
            std::all_of(zero_points.begin(), zero_points.end(), [](int64_t z) { return z == 0; });
   }
 
-  bool isFloatConstant(const Operand& value) const {
-    return value.dtype == at::kFloat && graph_.operands.at(value.id).constant;
+  bool isBias(const Operand& value) const {
+    return value.dtype == at::kFloat && value.sizes && value.sizes->size() == 1 &&
+           graph_.operands.at(value.id).constant;
   }
 
   static Scale scaleOf(const OpSpec& op) {
@@ -93,73 +101,104 @@ class Reader {
             op.get_attr<std::vector<int64_t>>(Attr::zps).front()};
   }
 
-  // An addition, an activation, and rounding.
-  std::optional<FoundQuantized> readRest(FoundQuantized found) const {
-    const auto* last = found.op;
-    const auto* next = readerOf(*last);
-    if (next != nullptr && next->kind() == OpKind::Add) {
-      const auto& terms = next->inputs();
-      const auto& other = terms[0].id == last->outputs()[0].id ? terms[1] : terms[0];
-      const auto* addend = dequantize(other);
-      if (addend == nullptr || !isUnsigned(*addend) || other.sizes != last->outputs()[0].sizes) {
-        return std::nullopt;
-      }
-      found.addend = addend->inputs()[0].id;
-      found.addend_scale = scaleOf(*addend);
-      found.ops += 2;
-      last = next;
-      next = readerOf(*last);
+  // Of another value like the result: in 8 bit, or float32 that nothing here computes.
+  void takeAddition(FoundQuantized& found) const {
+    const auto* add = soleReader(found.result);
+    if (add == nullptr || add->kind() != OpKind::Add) {
+      return;
     }
-    if (next != nullptr && readActivation(*next, found)) {
+    const auto& terms = add->inputs();
+    const auto& other = terms[0].id == found.result.id ? terms[1] : terms[0];
+    if (other.sizes != found.result.sizes || graph_.operands.at(other.id).constant) {
+      return;
+    }
+    if (const auto* narrow = dequantize(other); narrow != nullptr && isUnsigned(*narrow)) {
+      found.addend = narrow->inputs()[0];
+      found.addend_scale = scaleOf(*narrow);
       ++found.ops;
-      last = next;
-      next = readerOf(*last);
-    }
-    if (next == nullptr || next->kind() != OpKind::Quantize || !isUnsigned(*next)) {
-      return std::nullopt;
+    } else if (other.dtype == at::kFloat && producers_.count(other.id) == 0) {
+      found.addend = other;
+    } else {
+      return;
     }
     ++found.ops;
-    found.result = next->outputs()[0];
-    found.result_scale = scaleOf(*next);
-    return found;
+    found.result = add->outputs()[0];
   }
 
-  static bool readActivation(const OpSpec& op, FoundQuantized& found) {
-    switch (op.kind()) {
+  void takeActivation(FoundQuantized& found) const {
+    const auto readers = readers_.find(found.result.id);
+    if (readers == readers_.end() || readers->second.size() > 2) {
+      return;
+    }
+    const auto& first = *readers->second.front();
+    if (readers->second.size() == 2) {
+      takeSilu(found, first, *readers->second.back());
+      return;
+    }
+    switch (first.kind()) {
       case OpKind::ReLU:
         found.least = 0;
-        return true;
+        break;
       case OpKind::Clamp:
-        found.least = op.get_attr<float>(Attr::min);
-        found.most = op.get_attr<float>(Attr::max);
-        return true;
+        found.least = first.get_attr<float>(Attr::min);
+        found.most = first.get_attr<float>(Attr::max);
+        break;
       case OpKind::HardSwish:
-        found.hardswish = true;
-        return true;
+        found.function = Function::hardswish;
+        break;
+      case OpKind::GELU:
+        found.function = Function::gelu;
+        break;
+      case OpKind::Sigmoid:
+        found.function = Function::sigmoid;
+        break;
       default:
-        return false;
+        return;
+    }
+    ++found.ops;
+    found.result = first.outputs()[0];
+  }
+
+  // x * sigmoid(x)
+  void takeSilu(FoundQuantized& found, const OpSpec& first, const OpSpec& second) const {
+    const bool ordered = first.kind() == OpKind::Sigmoid;
+    const auto& sigmoid = ordered ? first : second;
+    const auto& product = ordered ? second : first;
+    if (sigmoid.kind() != OpKind::Sigmoid || product.kind() != OpKind::Multiply ||
+        soleReader(sigmoid.outputs()[0]) != &product) {
+      return;
+    }
+    found.function = Function::silu;
+    found.ops += 2;
+    found.result = product.outputs()[0];
+  }
+
+  void takeQuantization(FoundQuantized& found) const {
+    const auto* quantize = soleReader(found.result);
+    if (quantize != nullptr && quantize->kind() == OpKind::Quantize && isUnsigned(*quantize)) {
+      ++found.ops;
+      found.result = quantize->outputs()[0];
+      found.result_scale = scaleOf(*quantize);
     }
   }
 
   const LoweredGraph& graph_;
   std::unordered_map<size_t, const OpSpec*> producers_;
-  std::unordered_map<size_t, const OpSpec*> readers_;  // the last of them
-  std::unordered_map<size_t, size_t> reads_;
+  std::unordered_map<size_t, Ops> readers_;
 };
 
 bool isOfImages(const FoundQuantized& found) {
-  return found.data.sizes->size() == 4 && found.op->inputs()[1].sizes &&
-         found.op->inputs()[1].sizes->size() == 4 && found.result.sizes->size() == 4;
+  constexpr size_t kRank = 4;
+  return found.op->kind() == OpKind::Convolution && found.data.sizes->size() == kRank &&
+         found.weight.sizes->size() == kRank && found.result.sizes->size() == kRank;
 }
-
-const Shape& weightSizes(const FoundQuantized& found) { return *found.op->inputs()[1].sizes; }
 
 bool isPointwise(const FoundQuantized& found) {
   const Shape ones{1, 1};
   const Shape none{0, 0};
   const auto& op = *found.op;
   return isOfImages(found) && op.get_attr<int64_t>(Attr::groups) == 1 &&
-         weightSizes(found)[2] == 1 && weightSizes(found)[3] == 1 &&
+         (*found.weight.sizes)[2] == 1 && (*found.weight.sizes)[3] == 1 &&
          op.get_attr<Shape>(Attr::strides) == ones &&
          op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
 }
@@ -170,13 +209,21 @@ bool isDepthwise(const FoundQuantized& found) {
     return false;
   }
   const auto& op = *found.op;
-  const auto& weight = weightSizes(found);
+  const auto& weight = *found.weight.sizes;
   const auto strides = op.get_attr<Shape>(Attr::strides);
   const auto padding = op.get_attr<Shape>(Attr::pads_begin);
   return weight[0] == (*found.data.sizes)[1] && weight[1] == 1 &&
          op.get_attr<int64_t>(Attr::groups) == weight[0] && weight[2] == weight[3] &&
          strides[0] == strides[1] && padding[0] == padding[1] &&
          op.get_attr<Shape>(Attr::dilations) == Shape{1, 1};
+}
+
+// Whether addend and result are of the same type, and what is between can be computed.
+bool isWhole(const FoundQuantized& found) {
+  if (found.addend && found.addend->dtype != found.result.dtype) {
+    return false;
+  }
+  return found.result_scale || (found.result.dtype == at::kFloat && !found.least && !found.most);
 }
 
 QuantizedBlock kernelOf(const FoundQuantizedBlock& found) {
@@ -189,7 +236,7 @@ QuantizedBlock kernelOf(const FoundQuantizedBlock& found) {
   kernel.result_size = {result[2], result[3]};
   kernel.inputs = found.parts[0] ? (*found.parts[0]->data.sizes)[1] : 0;
   kernel.channels = data[1];
-  kernel.window = weightSizes(depthwise)[2];
+  kernel.window = (*depthwise.weight.sizes)[2];
   kernel.stride = depthwise.op->get_attr<Shape>(Attr::strides)[0];
   kernel.padding = depthwise.op->get_attr<Shape>(Attr::pads_begin)[0];
   kernel.outputs = found.parts[2] ? (*found.parts[2]->result.sizes)[1] : 0;
@@ -199,27 +246,67 @@ QuantizedBlock kernelOf(const FoundQuantizedBlock& found) {
 
 }  // namespace
 
-std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
-  if (!ownKernels()) {
+at::Tensor FoundQuantized::byOutputs(const at::Tensor& weight) const {
+  return (outputs_last ? weight.t() : weight).contiguous();
+}
+
+bool ownsQuantizedProducts() { return ownKernels() && QuantizedLinear::hasKernels(); }
+
+std::optional<FoundQuantizedLinear> quantizedLinear(const Ops& ops, const LoweredGraph& graph) {
+  if (!ownsQuantizedProducts()) {
     return std::nullopt;
   }
-  const Reader reader(graph);
-  std::vector<FoundQuantized> convolutions;
-  size_t ops = 0;
+  const auto product = std::find_if(ops.begin(), ops.end(), [](const OpSpec* op) {
+    return op->kind() == OpKind::Convolution || op->kind() == OpKind::MatMul;
+  });
+  if (product == ops.end()) {
+    return std::nullopt;
+  }
+  auto found = Reader(ops, graph).read(**product);
+  if (!found || found->ops != ops.size() || !isWhole(*found)) {
+    return std::nullopt;
+  }
+  const auto& data = *found->data.sizes;
+  const bool image = isPointwise(*found);
+  if (!image && ((*product)->kind() != OpKind::MatMul || isSet(**product, Attr::transpose_a) || found->weight.sizes->size() != 2 ||
+                 data.empty())) {
+    return std::nullopt;
+  }
+  QuantizedLinear kernel;
+  kernel.inputs = image ? data[1] : data.back();
+  kernel.rows = c10::multiply_integers(data) / kernel.inputs;
+  kernel.outputs = (*found->weight.sizes)[found->outputs_last ? 1 : 0];
+  kernel.to_float = !found->result_scale;
+  return kernel.isSupported()
+             ? std::optional(FoundQuantizedLinear{std::move(kernel), std::move(*found)})
+             : std::nullopt;
+}
+
+std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
+  if (!ownsQuantizedProducts()) {
+    return std::nullopt;
+  }
+  Ops ops;
   for (const auto& op : graph.ops) {
-    if (op.kind() != OpKind::Convolution) {
+    ops.push_back(&op);
+  }
+  const Reader reader(ops, graph);
+  std::vector<FoundQuantized> convolutions;
+  size_t taken = 0;
+  for (const auto* op : ops) {
+    if (op->kind() != OpKind::Convolution) {
       continue;
     }
-    auto found = reader.read(op);
-    const bool follows = convolutions.empty() ||
-                         (found && found->data.id == convolutions.back().result.id);
-    if (!found || !follows || convolutions.size() == QuantizedBlock::kMost) {
+    auto found = reader.read(*op);
+    const bool follows =
+        convolutions.empty() || (found && found->data.id == convolutions.back().result.id);
+    if (!found || !follows || !found->result_scale || !isWhole(*found)) {
       return std::nullopt;
     }
-    ops += found->ops;
+    taken += found->ops;
     convolutions.push_back(std::move(*found));
   }
-  if (convolutions.empty() || ops != graph.ops.size()) {
+  if (convolutions.empty() || taken != ops.size()) {
     return std::nullopt;
   }
   FoundQuantizedBlock found;
@@ -233,9 +320,6 @@ std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
     }
     found.parts[part++] = std::move(convolution);
   }
-  if (!found.parts[1]) {
-    return std::nullopt;
-  }
   found.kernel = kernelOf(found);
   return found.kernel.isSupported() ? std::optional(std::move(found)) : std::nullopt;
 }
@@ -247,46 +331,46 @@ const FoundQuantized& FoundQuantizedBlock::last() const { return parts[2] ? *par
 std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tensor& weight,
                                     const at::Tensor& bias) {
   const auto outputs = weight.size(0);
-  const auto& result = found.result_scale;
-  const auto unit = static_cast<double>(result.scale);
+  const auto result = found.result_scale.value_or(Scale{});
   const auto zero_point = static_cast<double>(result.zero_point);
-  auto scales = at::tensor(found.scales, at::kDouble).expand({outputs});
-  auto factor = scales * (found.data_scale.scale / unit);
+  // The sum and all that is added to it are of these units.
+  const bool real = found.function != Function::none || !found.result_scale;
+  const auto unit = real ? 1.0 : result.scale;
+  auto scale = at::tensor(found.scales, at::kDouble).expand({outputs}) *
+               (found.data_scale.scale / unit);
   auto shift = bias.defined() ? bias.to(at::kDouble).reshape({outputs}) / unit
                               : at::zeros({outputs}, at::kDouble);
-  if (!found.hardswish) {
+  shift = shift - found.addend_scale.scale / unit *
+                      static_cast<double>(found.addend_scale.zero_point);
+  if (!real) {
     shift = shift + zero_point;
   }
+  scale = scale.to(at::kFloat);
+  shift = shift.to(at::kFloat);
   QuantizedSums sums;
   auto& rescale = sums.rescale;
-  if (found.addend) {
-    const auto& addend = found.addend_scale;
-    rescale.addend_scale = static_cast<float>(addend.scale / unit);
-    shift = shift - addend.scale / unit * static_cast<double>(addend.zero_point);
-  }
-  const auto weights = weight.flatten(1).sum(1, /*keepdim=*/false, at::kLong);
-  const auto start = (weights * -found.data_scale.zero_point).to(at::kInt);
-  factor = factor.to(at::kFloat);
-  shift = shift.to(at::kFloat);
-  const bool finite = factor.isfinite().all().item<bool>() &&
-                      shift.isfinite().all().item<bool>() && std::isfinite(rescale.addend_scale);
+  rescale.addend_scale = static_cast<float>(found.addend_scale.scale / unit);
+  rescale.function = found.function;
+  rescale.inverse = static_cast<float>(1 / result.scale);
+  rescale.zero_point = static_cast<float>(zero_point);
+  const bool finite = scale.isfinite().all().item<bool>() &&
+                      shift.isfinite().all().item<bool>() && std::isfinite(rescale.addend_scale) &&
+                      std::isfinite(rescale.inverse);
   if (!finite) {
     return std::nullopt;
   }
-  for (const auto& numbers : {start, factor, shift}) {
-    sums.tensors.push_back(QuantizedBlock::padded(numbers).contiguous());
+  const auto most = found.most ? *found.most / unit + zero_point : kLargest;
+  const auto least = found.least ? std::nearbyint(*found.least / unit + zero_point) : 0;
+  rescale.highest = static_cast<float>(std::min(kLargest, most));
+  rescale.lowest = static_cast<uint8_t>(std::clamp<double>(least, 0, kLargest));
+  const auto weights = weight.flatten(1).sum(1, /*keepdim=*/false, at::kLong);
+  const auto start = (weights * -found.data_scale.zero_point).to(at::kInt);
+  for (const auto& numbers : {start, scale, shift}) {
+    sums.tensors.push_back(QuantizedSums::padded(numbers));
   }
   rescale.start = sums.tensors[0].const_data_ptr<int32_t>();
   rescale.scale = sums.tensors[1].const_data_ptr<float>();
   rescale.shift = sums.tensors[2].const_data_ptr<float>();
-  rescale.hardswish = found.hardswish;
-  rescale.unit = result.scale / 6;
-  rescale.zero_point = static_cast<float>(result.zero_point);
-  rescale.highest =
-      found.most ? static_cast<float>(std::min<double>(kLargest, *found.most / unit + zero_point))
-                 : kLargest;
-  const auto lowest = found.least ? std::nearbyint(*found.least / unit + zero_point) : 0;
-  rescale.lowest = static_cast<uint8_t>(std::clamp<double>(lowest, 0, kLargest));
   return sums;
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/channel_shuffle.h"
@@ -544,46 +545,118 @@ class OwnSteps {
     return true;
   }
 
+  // What follows the sums of an 8-bit product, and its weight as (output, ...); nothing if the
+  // kernels can't take it.
+  std::optional<std::pair<QuantizedSums, at::Tensor>> quantizedParameters(
+      const FoundQuantized& found) const {
+    const auto& inputs = found.op->inputs();
+    auto weight = found.byOutputs(draft_.constantTensor(found.weight.id));
+    const auto bias = inputs.size() > 2 ? draft_.constantTensor(inputs[2].id) : at::Tensor();
+    auto sums = sumsOf(found, weight, bias);
+    if (!sums || findReleasable(weight) || (bias.defined() && findReleasable(bias))) {
+      return std::nullopt;
+    }
+    return std::pair(std::move(*sums), std::move(weight));
+  }
+
+  // An 8-bit weight that a kernel of our own reads in another order.
+  size_t bindOrdered(Plan::Step& step, const FoundQuantized& found, const at::Tensor& weight,
+                     const at::Tensor& ordered) {
+    auto packed = transformWeight(weight, ordered.sizes().vec(), at::kChar,
+                                  [&](const at::Tensor& to) { to.copy_(ordered); });
+    const auto at =
+        bind(step, draft_.constantSlot(packed->data()), draft_.inputLayout(found.weight.id));
+    draft_.plan->packed.push_back(std::move(packed));
+    return at;
+  }
+
+  // A step for a linear layer or pointwise convolution of 8-bit numbers. False for any other
+  // partition.
+  bool quantizedLinear(const Ops& ops) {
+    auto found = llga::quantizedLinear(ops, draft_.lowered);
+    if (!found) {
+      return false;
+    }
+    const auto& [data, result] = std::tie(found->product.data, found->product.result);
+    const auto& addend = found->product.addend;
+    const bool image = found->product.op->kind() == OpKind::Convolution;
+    const auto strides = image ? channelsLastStrides(*result.sizes)
+                               : c10::TensorType::contiguousStridesOf(*result.sizes);
+    const auto isDense = [&](const Operand& value) {
+      return draft_.knownSlot(value.id) && (image ? isChannelsLast(draft_.inputLayout(value.id), value)
+                                                  : isContiguous(draft_.inputLayout(value.id)));
+    };
+    if (!isDense(data) || (addend && !isDense(*addend)) ||
+        !draft_.mayHaveStrides(result.id, strides)) {
+      return false;
+    }
+    const auto parameters = quantizedParameters(found->product);
+    if (!parameters) {
+      return false;
+    }
+    const auto& weight = parameters->second;
+    auto& kernel = found->kernel;
+    kernel.sums = parameters->first;
+    Plan::Step step;
+    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    bindOrdered(step, found->product, weight, QuantizedLinear::ordered(weight.flatten(1)));
+    const auto addend_at =
+        bindAddend(step, addend ? std::optional(addend->id) : std::nullopt, result);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    step.kernel = {[kernel, addend_at](auto from, auto to) {
+                     kernel.run({static_cast<const uint8_t*>(from[0]),
+                                 static_cast<const int8_t*>(from[1]),
+                                 addend_at != 0 ? from[addend_at] : nullptr, to[0]});
+                   },
+                   image ? "convolution" : "matmul",
+                   fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A group that is a depthwise convolution of channels-last images in 8 bit, and maybe a pointwise
   // one before it and another one behind it: one step, by a kernel of our own. False if the group
   // or its data is anything else.
   bool quantizedBlock() {
-    const auto found = llga::quantizedBlock(draft_.lowered);
+    auto found = llga::quantizedBlock(draft_.lowered);
     if (!found) {
       return false;
     }
     const auto& data = found->first().data;
     const auto& result = found->last().result;
-    const auto& addend = found->last().addend;
+    const auto addend =
+        found->last().addend ? std::optional(found->last().addend->id) : std::nullopt;
     if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
         !draft_.knownSlot(data.id) || !overChannelsLast(data, result) || !mayAdd(addend, result)) {
       return false;
     }
+    auto& kernel = found->kernel;
+    std::array<at::Tensor, QuantizedBlock::kMost> weights;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (found->parts[i]) {
+        auto parameters = quantizedParameters(*found->parts[i]);
+        if (!parameters) {
+          return false;
+        }
+        std::tie(kernel.sums[i], weights[i]) = std::move(*parameters);
+      }
+    }
     Plan::Step step;
     bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
-    auto kernel = found->kernel;
     std::array<size_t, QuantizedBlock::kMost> weight_at{};
-    for (size_t i = 0; i < found->parts.size(); ++i) {
-      if (!found->parts[i]) {
-        continue;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (found->parts[i]) {
+        weight_at[i] = bindOrdered(step, *found->parts[i], weights[i],
+                                   QuantizedBlock::ordered(i, weights[i]));
       }
-      const auto& part = *found->parts[i];
-      const auto& inputs = part.op->inputs();
-      const auto weight = draft_.constantTensor(part.weight).contiguous();
-      const auto bias = inputs.size() > 2 ? draft_.constantTensor(inputs[2].id) : at::Tensor();
-      const auto sums = sumsOf(part, weight, bias);
-      if (!sums || findReleasable(weight)) {
-        return false;
-      }
-      kernel.sums[i] = *sums;
-      const auto ordered = QuantizedBlock::ordered(i, weight);
-      auto packed = transformWeight(weight, ordered.sizes().vec(), at::kChar,
-                                    [&](const at::Tensor& to) { to.copy_(ordered); });
-      weight_at[i] = bind(step, draft_.constantSlot(packed->data()),
-                          draft_.inputLayout(part.weight));
-      draft_.plan->packed.push_back(std::move(packed));
     }
-    const auto addend_at = bindAddend(step, addend, result);
+    size_t addend_at = 0;
+    if (addend) {
+      addend_at = bind(step, *draft_.knownSlot(*addend), draft_.inputLayout(*addend));
+      if (*addend != data.id) {  // whose rows are read again
+        draft_.inplace[result.id] = *addend;
+      }
+    }
     addChannelsLastResult(step, result);
     step.kernel = {[kernel, weight_at, addend_at](auto from, auto to) {
                      QuantizedBlock::Data data{};
@@ -596,7 +669,8 @@ class OwnSteps {
                      data.result = static_cast<uint8_t*>(to[0]);
                      kernel.run(data);
                    },
-                   "convolution", fmt::format("llga_quantized:{}", QuantizedBlock::isa())};
+                   "convolution",
+                   fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -758,7 +832,8 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
-         steps.winograd(partition, way) || steps.linear(partition, way) ||
+         (usual && steps.quantizedLinear(partition)) || steps.winograd(partition, way) ||
+         steps.linear(partition, way) ||
          steps.activation(partition);
 }
 

@@ -1,14 +1,11 @@
 // Compiled for AVX-512 (F, BW, VL, VNNI).
-#include <immintrin.h>
-
+#include "jit/onednn/runtime/simd_avx512.h"
+// Behind it.
+#include "jit/onednn/runtime/activations.h"
 #include "jit/onednn/runtime/quantized_blocks.h"
-
-#define LLGA_VECTOR_INLINE [[gnu::always_inline]] inline
 
 namespace llga::quantized {
 namespace {
-
-constexpr int kTogether = 4;  // products that one instruction adds to a sum
 
 LLGA_VECTOR_INLINE __m512i load(const void* from) { return _mm512_loadu_si512(from); }
 
@@ -23,25 +20,61 @@ LLGA_VECTOR_INLINE __m512i reordered(__m512i bytes) {
   return _mm512_permutexvar_epi32(order, bytes);
 }
 
-// The integers that registers of sums come to, before they are cut to 8 bit. `addend`: as many
-// numbers, or null; `count`: of those that are there.
-LLGA_VECTOR_INLINE __m512i rescaled(__m512i sum, const Rescale& r, int64_t at,
-                                    const uint8_t* addend, int64_t count) {
-  auto x = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(r.scale + at),
-                           _mm512_loadu_ps(r.shift + at));
-  if (addend != nullptr) {
-    const auto mask = static_cast<__mmask16>(count - at < kWidth ? firstBytes(count - at) : -1);
-    const auto bytes = _mm_maskz_loadu_epi8(mask, addend + at);
-    x = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)),
-                        _mm512_set1_ps(r.addend_scale), x);
+LLGA_VECTOR_INLINE __m512 take(const float* from, int64_t count) {
+  return count >= kWidth ? _mm512_loadu_ps(from)
+                         : Simd::loadFirst(from, Simd::lanesBefore(count));
+}
+
+LLGA_VECTOR_INLINE __m512 take(const uint8_t* from, int64_t count) {
+  const auto bytes = count >= kWidth
+                         ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(from))
+                         : _mm_maskz_loadu_epi8(Simd::lanesBefore(count), from);
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+
+// What a register of sums, that of the outputs from `o` on, comes to before a function. `addend`:
+// as many numbers, or null; `count`: of those that are there.
+template <typename R>
+LLGA_VECTOR_INLINE __m512 scaled(__m512i sum, const Rescale& r, int64_t o, const R* addend,
+                                 int64_t count) {
+  const auto x = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(r.scale + o),
+                                 _mm512_loadu_ps(r.shift + o));
+  if (addend == nullptr) {
+    return x;
   }
-  if (r.hardswish) {
-    const auto line = _mm512_fmadd_ps(x, _mm512_set1_ps(r.unit), _mm512_set1_ps(0.5F));
-    const auto bent = _mm512_min_ps(_mm512_set1_ps(1), _mm512_max_ps(_mm512_setzero_ps(), line));
-    x = _mm512_fmadd_ps(x, bent, _mm512_set1_ps(r.zero_point));
+  const auto term = take(addend + o, count - o);
+  return sizeof(R) == sizeof(float)
+             ? _mm512_add_ps(term, x)
+             : _mm512_fmadd_ps(term, _mm512_set1_ps(r.addend_scale), x);
+}
+
+__m512 applied(Function function, __m512 x) {
+  switch (function) {
+    case Function::hardswish: {
+      const auto line = _mm512_add_ps(x, _mm512_set1_ps(3));
+      const auto bent = _mm512_min_ps(_mm512_set1_ps(6), _mm512_max_ps(_mm512_setzero_ps(), line));
+      return _mm512_mul_ps(_mm512_mul_ps(x, bent), _mm512_set1_ps(1.0F / 6));
+    }
+    case Function::silu:
+      return Silu::of(x);
+    case Function::gelu:
+      return Gelu::of(x);
+    case Function::sigmoid:
+      return Sigmoid::of(x);
+    default:
+      return x;
   }
-  // Too small numbers become the least integer.
+}
+
+// Too small numbers become the least integer.
+LLGA_VECTOR_INLINE __m512i rounded(__m512 x, const Rescale& r) {
   return _mm512_cvtps_epi32(_mm512_min_ps(x, _mm512_set1_ps(r.highest)));
+}
+
+LLGA_VECTOR_INLINE __m512i packed(const __m512i (&integers)[kVectors], const Rescale& r) {
+  const auto bytes = _mm512_packus_epi16(_mm512_packs_epi32(integers[0], integers[1]),
+                                         _mm512_packs_epi32(integers[2], integers[3]));
+  return _mm512_max_epu8(bytes, _mm512_set1_epi8(static_cast<char>(r.lowest)));
 }
 
 // The 8-bit numbers of registers of sums, as a piece; behind them, nothing of use.
@@ -49,17 +82,12 @@ template <int vectors>
 LLGA_VECTOR_INLINE __m512i finished(const __m512i (&sums)[vectors], const Rescale& r,
                                     const uint8_t* addend, int64_t count) {
   const auto none = _mm512_setzero_si512();
-  const auto a = rescaled(sums[0], r, 0, addend, count);
-  const auto b = vectors > 1 ? rescaled(sums[vectors > 1], r, kWidth, addend, count) : none;
-  auto bytes = _mm512_packs_epi32(a, b);
-  auto behind = none;
-  if constexpr (vectors > 2) {
-    const auto c = rescaled(sums[2], r, 2 * kWidth, addend, count);
-    const auto d = vectors > 3 ? rescaled(sums[vectors - 1], r, 3 * kWidth, addend, count) : none;
-    behind = _mm512_packs_epi32(c, d);
+  __m512i integers[kVectors] = {none, none, none, none};
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    integers[v] = rounded(scaled(sums[v], r, v * kWidth, addend, count), r);
   }
-  bytes = _mm512_packus_epi16(bytes, behind);
-  return _mm512_max_epu8(bytes, _mm512_set1_epi8(static_cast<char>(r.lowest)));
+  return packed(integers, r);
 }
 
 LLGA_VECTOR_INLINE Rescale from(const Rescale& r, int64_t output) {
@@ -71,19 +99,96 @@ LLGA_VECTOR_INLINE Rescale from(const Rescale& r, int64_t output) {
 }
 
 LLGA_VECTOR_INLINE void storeRow(uint8_t* to, __m512i piece, int64_t count) {
-  if (count == kPiece) {
-    _mm512_storeu_si512(to, reordered(piece));
+  _mm512_mask_storeu_epi8(to, firstBytes(count), reordered(piece));
+}
+
+LLGA_VECTOR_INLINE void storeNumbers(float* to, __m512 x, int64_t count) {
+  if (count >= kWidth) {
+    _mm512_storeu_ps(to, x);
   } else {
-    _mm512_mask_storeu_epi8(to, firstBytes(count), reordered(piece));
+    Simd::storeFirst(to, x, Simd::lanesBefore(count));
+  }
+}
+
+// Where a row of a result goes: as a piece, or by rows.
+template <typename R>
+struct Target {
+  R* result;
+  bool piece;
+  const R* addend;
+};
+
+template <typename R>
+LLGA_VECTOR_INLINE Target<R> targetOf(const ProductOf<R>& p, int64_t row, int64_t o) {
+  if (p.places != nullptr) {
+    return {p.result + p.places[row], true, nullptr};
+  }
+  const auto at = row * p.result_stride + o;
+  return {p.result + at, false, p.addend != nullptr ? p.addend + at : nullptr};
+}
+
+// Sums that are in memory, of one row, with a function behind them: slow anyway.
+[[gnu::noinline]] void finishSlowly(const __m512i* sums, int64_t vectors, const Rescale& r,
+                                    const Target<uint8_t>& to, int64_t count) {
+  const auto none = _mm512_setzero_si512();
+  __m512i integers[kVectors] = {none, none, none, none};
+  for (int64_t v = 0; v < vectors; ++v) {
+    const auto x = applied(r.function, scaled(sums[v], r, v * kWidth, to.addend, count));
+    integers[v] = rounded(
+        _mm512_fmadd_ps(x, _mm512_set1_ps(r.inverse), _mm512_set1_ps(r.zero_point)), r);
+  }
+  const auto piece = packed(integers, r);
+  if (to.piece) {
+    _mm512_storeu_si512(to.result, piece);
+  } else {
+    storeRow(to.result, piece, count);
+  }
+}
+
+[[gnu::noinline]] void finishSlowly(const __m512i* sums, int64_t vectors, const Rescale& r,
+                                    const Target<float>& to, int64_t count) {
+  for (int64_t v = 0; v < vectors; ++v) {
+    const auto x = applied(r.function, scaled(sums[v], r, v * kWidth, to.addend, count));
+    storeNumbers(to.result + v * kWidth, x, count - v * kWidth);
+  }
+}
+
+template <int vectors>
+LLGA_VECTOR_INLINE void finish(const __m512i (&sums)[vectors], const Rescale& r,
+                               const Target<uint8_t>& to, int64_t count) {
+  const auto piece = finished<vectors>(sums, r, to.addend, count);
+  if (to.piece) {
+    _mm512_storeu_si512(to.result, piece);
+  } else {
+    storeRow(to.result, piece, count);
+  }
+}
+
+template <int vectors>
+LLGA_VECTOR_INLINE void finish(const __m512i (&sums)[vectors], const Rescale& r,
+                               const Target<float>& to, int64_t count) {
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    const auto x = scaled(sums[v], r, v * kWidth, to.addend, count);
+    storeNumbers(to.result + v * kWidth, x, count - v * kWidth);
   }
 }
 
 // ------------------------------------------------------------------------------- matrix products
 
+// Bytes of the source that are fetched before they are read.
+constexpr int64_t kAhead = 2048;
+
 // `tiles` of `rows` rows from `row` on, by `count` outputs from `o` on.
-template <int rows, int vectors>
-void multiply(const Product& p, int64_t row, int64_t tiles, int64_t o, int64_t count) {
+template <typename R, int rows, int vectors>
+void multiply(const ProductOf<R>& p, int64_t row, int64_t tiles, int64_t o, int64_t count) {
   const auto rescale = from(p.rescale, o);
+  const auto tile = rows * p.source_stride;
+  // The first outputs meet rows that may be in memory yet.
+  const auto ahead = o > 0 ? 0 : tile < kAhead ? kAhead : tile;
+  // Meanwhile the weights of the next ones are fetched, a line for each four inputs.
+  const auto* coming = p.weight + (o + vectors * kWidth) * p.inputs;
+  const auto* coming_end = o + count < p.outputs ? coming + vectors * kWidth * p.inputs : coming;
   for (; tiles > 0; --tiles, row += rows) {
     __m512i sums[rows][vectors];
 #pragma GCC unroll 16
@@ -95,8 +200,13 @@ void multiply(const Product& p, int64_t row, int64_t tiles, int64_t o, int64_t c
     }
     const auto* source = p.source + row * p.source_stride;
     const auto* weight = p.weight + o * p.inputs;
+    const auto* fetched = source + ahead;
+    const auto step = coming < coming_end ? kPiece : 0;
 #pragma GCC unroll 1
     for (int64_t i = 0; i < p.inputs; i += kTogether) {
+      __builtin_prefetch(fetched + i * rows);
+      __builtin_prefetch(coming, 0, 2);
+      coming += step;
       __m512i factors[vectors];
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
@@ -115,43 +225,55 @@ void multiply(const Product& p, int64_t row, int64_t tiles, int64_t o, int64_t c
       source += kTogether;
       weight += kTogether * kWidth;
     }
+    if (rescale.function != Function::none) {
+      __m512i kept[rows][vectors];
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+          kept[r][v] = sums[r][v];
+        }
+      }
+#pragma GCC unroll 1
+      for (int r = 0; r < rows; ++r) {
+        finishSlowly(kept[r], vectors, rescale, targetOf(p, row + r, o), count);
+      }
+      continue;
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
+        // Or the compiler keeps sums in memory for all that follows, and so in the loop above.
         asm("" : "+v"(sums[r][v]));
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const auto at = (row + r) * p.result_stride + o;
-      const auto piece = finished<vectors>(
-          sums[r], rescale, p.addend != nullptr ? p.addend + at : nullptr, count);
-      if (p.places != nullptr) {
-        _mm512_storeu_si512(p.result + p.places[row + r], piece);
-      } else {
-        storeRow(p.result + at, piece, count);
-      }
+      finish<vectors>(sums[r], rescale, targetOf(p, row + r, o), count);
     }
   }
 }
 
-using Multiply = void (*)(const Product&, int64_t, int64_t, int64_t, int64_t);
+template <typename R>
+using Multiply = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t);
 
-template <int vectors, int count, int... rows>
-struct UpTo : UpTo<vectors, count - 1, count, rows...> {};
+template <typename R, int vectors, int count, int... rows>
+struct UpTo : UpTo<R, vectors, count - 1, count, rows...> {};
 
-template <int vectors, int... rows>
-struct UpTo<vectors, 0, rows...> {
-  static constexpr Multiply kernels[] = {multiply<rows, vectors>...};
+template <typename R, int vectors, int... rows>
+struct UpTo<R, vectors, 0, rows...> {
+  static constexpr Multiply<R> kernels[] = {multiply<R, rows, vectors>...};
 };
 
 // Rows that are multiplied at once, by registers of outputs: sums of all of them are in registers.
 constexpr int64_t kRows[] = {12, 12, 8, 6};
 
-void multiplyAll(const Product& p) {
-  const Multiply* const kernels[] = {UpTo<1, kRows[0]>::kernels, UpTo<2, kRows[1]>::kernels,
-                                     UpTo<3, kRows[2]>::kernels, UpTo<4, kRows[3]>::kernels};
+template <typename R>
+void multiplyAll(const ProductOf<R>& p) {
+  const Multiply<R>* const kernels[] = {UpTo<R, 1, kRows[0]>::kernels, UpTo<R, 2, kRows[1]>::kernels,
+                                        UpTo<R, 3, kRows[2]>::kernels,
+                                        UpTo<R, 4, kRows[3]>::kernels};
   const auto vectors = (p.outputs + kWidth - 1) / kWidth;
   const auto panels = (vectors + kVectors - 1) / kVectors;
   for (int64_t panel = 0; panel < panels; ++panel) {  // of nearly the same size, as their tiles
@@ -200,8 +322,8 @@ LLGA_VECTOR_INLINE void interleave(const uint8_t* const* source, int64_t at, __m
 // Adds the products of the window's rows from `first` on, four or those that are left.
 template <int window, int stride, int pixels, int vectors, int first>
 LLGA_VECTOR_INLINE void accumulate(const Row& row, int64_t x, __m512i (&sums)[pixels][vectors]) {
-  constexpr int kRowsLeft = window - first < kTogether ? window - first : kTogether;
-  constexpr int kSets = (window + kTogether - 1) / kTogether;
+  constexpr int kRowsLeft = window - first < kTogether ? window - first : int{kTogether};
+  constexpr int kSets = (window + int{kTogether} - 1) / kTogether;
   constexpr int kColumns = (pixels - 1) * stride + window;
   const auto* weight = row.weight + first / kTogether * window * kPiece;
 #pragma GCC unroll 32
@@ -222,7 +344,7 @@ LLGA_VECTOR_INLINE void accumulate(const Row& row, int64_t x, __m512i (&sums)[pi
     }
   }
   if constexpr (first + kTogether < window) {
-    accumulate<window, stride, pixels, vectors, first + kTogether>(row, x, sums);
+    accumulate<window, stride, pixels, vectors, first + int{kTogether}>(row, x, sums);
   }
 }
 
@@ -238,10 +360,18 @@ void compute(const Row& row, int64_t x) {
     }
   }
   accumulate<window, stride, pixels, vectors, 0>(row, x, sums);
+  auto* to = row.result + x * row.result_stride;
+  if (row.rescale.function != Function::none) {
+    for (int p = 0; p < pixels; ++p) {
+      finishSlowly(sums[p], vectors, row.rescale, {to + p * row.result_stride, false, nullptr},
+                   row.channels);
+    }
+    return;
+  }
 #pragma GCC unroll 8
   for (int p = 0; p < pixels; ++p) {
-    storeRow(row.result + (x + p) * row.result_stride,
-             finished<vectors>(sums[p], row.rescale, nullptr, 0), row.channels);
+    finish<vectors>(sums[p], row.rescale, {to + p * row.result_stride, false, nullptr},
+                    row.channels);
   }
 }
 
@@ -303,6 +433,6 @@ void toPieces(const uint8_t* source, int64_t stride, int64_t pixels, int64_t cha
 
 }  // namespace
 
-const Kernels avx512_vnni{"avx512_vnni", multiplyAll, find, toPieces};
+const Kernels avx512_vnni{"avx512_vnni", multiplyAll<uint8_t>, multiplyAll<float>, find, toPieces};
 
 }  // namespace llga::quantized

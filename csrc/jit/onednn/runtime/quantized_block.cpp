@@ -6,19 +6,17 @@
 #include <algorithm>
 
 #include "jit/onednn/runtime/arena.h"
-#include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/row_blocks.h"
 
 namespace llga {
 namespace {
 
 using quantized::kPiece;
+using quantized::kTogether;
 using quantized::kVectors;
 using quantized::kWidth;
 
-constexpr int64_t kTogether = 4;  // 8-bit numbers whose products are added at once
-
-const quantized::Kernels& kernels() { return quantized::avx512_vnni; }
+const quantized::Kernels& kernels() { return QuantizedLinear::kernels(); }
 
 int64_t roundedUp(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
 
@@ -194,16 +192,6 @@ class PartOf {
   int64_t end_ = 0;   // of the rows that are there
 };
 
-// Of (output, input), with a multiple of `multiple` inputs.
-at::Tensor pointwiseWeight(const at::Tensor& weight, int64_t multiple) {
-  const auto outputs = roundedUp(weight.size(0), kWidth);
-  const auto inputs = roundedUp(weight.size(1), multiple);
-  return at::constant_pad_nd(weight, {0, inputs - weight.size(1), 0, outputs - weight.size(0)})
-      .view({outputs / kWidth, kWidth, inputs / kTogether, kTogether})
-      .permute({0, 2, 1, 3})
-      .contiguous();
-}
-
 // Of (channel, row, column).
 at::Tensor depthwiseWeight(const at::Tensor& weight) {
   const auto channels = roundedUp(weight.size(0), kWidth);
@@ -218,22 +206,14 @@ at::Tensor depthwiseWeight(const at::Tensor& weight) {
 }  // namespace
 
 bool QuantizedBlock::isSupported() const {
-  // With matrix units oneDNN's products are much faster than those here.
-  return usesAvx512Vnni() && !usesAmx() && inputs % kTogether == 0 &&
+  return QuantizedLinear::hasKernels() && inputs % kTogether == 0 &&
          kernels().find(window, stride) != nullptr;
 }
 
-const char* QuantizedBlock::isa() { return kernels().name; }
-
 at::Tensor QuantizedBlock::ordered(size_t convolution, const at::Tensor& weight) {
   return convolution == 1   ? depthwiseWeight(weight.squeeze(1))
-         : convolution == 0 ? pointwiseWeight(weight.flatten(1), kTogether)
-                            : pointwiseWeight(weight.flatten(1), kWidth);
-}
-
-at::Tensor QuantizedBlock::padded(const at::Tensor& numbers) {
-  return at::constant_pad_nd(numbers,
-                             {0, roundedUp(numbers.size(0), kWidth) - numbers.size(0)});
+         : convolution == 0 ? QuantizedLinear::ordered(weight.flatten(1))
+                            : QuantizedLinear::ordered(weight.flatten(1), kWidth);
 }
 
 void QuantizedBlock::run(const Data& data) const {

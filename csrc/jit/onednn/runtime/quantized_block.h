@@ -15,17 +15,10 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
-#include "jit/onednn/runtime/quantized_blocks.h"
+#include "jit/onednn/runtime/quantized_linear.h"
 
 namespace llga {
-
-// What follows the sums of one of the convolutions.
-struct QuantizedSums {
-  quantized::Rescale rescale;
-  std::vector<at::Tensor> tensors;  // own its arrays
-};
 
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does.
 struct QuantizedBlock {
@@ -54,14 +47,8 @@ struct QuantizedBlock {
 
   // Whether there is a kernel for this processor and these numbers. All below needs one.
   bool isSupported() const;
-  // Of the instruction sets, the one whose kernels run.
-  static const char* isa();
-
   // The 8-bit weight of a convolution as the kernels read it.
   static at::Tensor ordered(size_t convolution, const at::Tensor& weight);
-  // To the end of a register, with zeros.
-  static at::Tensor padded(const at::Tensor& numbers);
-
   void run(const Data& data) const;
 };
 

@@ -16,23 +16,31 @@ namespace llga::quantized {
 constexpr int64_t kWidth = 16;   // sums of a register
 constexpr int64_t kPiece = 64;   // bytes of a piece
 constexpr int64_t kVectors = 4;  // registers of sums that make a piece
+constexpr int64_t kTogether = 4;  // products that one instruction adds to a sum
 
-// What follows a sum: an affine map, maybe an addition and an activation, and rounding (of two to
-// the even one). All in units of the result's scale; arrays by output, to the end of a register.
+enum class Function { none, hardswish, silu, gelu, sigmoid };
+
+// What follows a sum: an affine map, maybe an addition, then a function and another affine map, and
+// rounding (of two to the even one). Arrays by output, to the end of a register.
 struct Rescale {
   const int32_t* start;  // what sums begin with: undoes the data's zero point
+  // To real numbers, if there is a function or the result is one; else to those of the result.
   const float* scale;
-  const float* shift;    // with the result's zero point, if there is no hardswish
-  float addend_scale;
-  bool hardswish;
-  float unit;            // the result's scale over 6, for hardswish
-  float zero_point;      // of the result, for hardswish
-  float highest;         // of the result, before it is rounded
+  const float* shift;
+  float addend_scale;  // of an addend in 8 bit
+  Function function;
+  // Behind a function, to numbers of the result.
+  float inverse;
+  float zero_point;
+  // Of the result: the greatest before it is rounded, the least after.
+  float highest;
   uint8_t lowest;
 };
 
-// A matrix product; rows of a source in 8 bit by a weight in 8 bit.
-struct Product {
+// A matrix product: rows of a source in 8 bit by a weight in 8 bit. R: uint8_t, or float for real
+// numbers.
+template <typename R>
+struct ProductOf {
   int64_t rows;
   int64_t inputs;  // a multiple of 4
   int64_t outputs;
@@ -40,8 +48,8 @@ struct Product {
   int64_t source_stride;  // from row to row
   const int8_t* weight;   // (16 outputs, 4 inputs, output of the 16, input of the 4)
   Rescale rescale;
-  const uint8_t* addend;  // like a result by rows, or null; may be the result
-  uint8_t* result;
+  const R* addend;  // like a result by rows, or null; may be the result
+  R* result;
   int64_t result_stride;  // from row to row
   // Where the pieces of each row are, of at most 64 outputs; null: the result is by rows.
   const int32_t* places;
@@ -62,7 +70,8 @@ struct Row {
 // What there is for one instruction set.
 struct Kernels {
   const char* name;
-  void (*multiply)(const Product& product);
+  void (*multiply)(const ProductOf<uint8_t>& product);
+  void (*multiplyToFloat)(const ProductOf<float>& product);
   // For windows of 3 x 3 or 5 x 5, with stride 1 or 2; nullptr for others.
   void (*(*find)(int64_t window, int64_t stride))(const Row&);
   // Pieces, one behind the other, of `channels` channels of pixels that lie in rows.

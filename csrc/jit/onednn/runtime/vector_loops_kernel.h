@@ -1,4 +1,5 @@
 // Included by one source for each instruction set, behind its Simd.
+#include "jit/onednn/runtime/activations.h"
 #include "jit/onednn/runtime/vector.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
@@ -8,53 +9,6 @@ namespace {
 constexpr int64_t kWidth = kVectorWidth;
 
 // ------------------------------------------------------------------------------------ activations
-
-struct Sigmoid {
-  static Vector of(Vector x) { return 1.0F / (1.0F + expOf(-x)); }
-};
-
-struct Silu {
-  static Vector of(Vector x) { return x / (1.0F + expOf(-x)); }
-};
-
-struct Tanh {
-  static Vector of(Vector x) {
-    const auto [power, rest] = reduce(between(-40.0F, 2.0F * x, 40.0F));
-    const Vector expm1 = power * expm1OfRest(rest) + (power - 1.0F);  // all digits, near zero too
-    return expm1 / (expm1 + 2.0F);
-  }
-};
-
-// x / 2 * (1 + erf(x / sqrt(2))), where the erf is x * p(x^2) / q(x^2), fitted for |x| <= 5.5 with
-// an error of 2e-8; beyond, it is 1 or -1 in float32.
-struct Gelu {
-  static Vector of(Vector x) {
-    const Vector square = x * x;
-    Vector p = 4.58624855e-8F * square + 1.26031528e-5F;
-    p = p * square + 3.29144473e-4F;
-    p = p * square + 9.30294581e-3F;
-    p = p * square + 6.69174939e-2F;
-    p = p * square + 7.97884524e-1F;
-    Vector q = 1.19902984e-6F * square + 7.21665347e-5F;
-    q = q * square + 1.86063745e-3F;
-    q = q * square + 2.84160469e-2F;
-    q = q * square + 2.50535041e-1F;
-    q = q * square + 1.0F;
-    Vector erf = x * p / q;
-    erf = x > 5.5F ? Vector{} + 1.0F : erf;
-    erf = x < -5.5F ? Vector{} - 1.0F : erf;
-    const Vector half = 0.5F * x;
-    return half * erf + half;
-  }
-};
-
-// x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
-struct TanhGelu {
-  static Vector of(Vector x) {
-    const Vector twice = x * (x * x * 0.0713548163F + 1.59576912F);
-    return x / (1.0F + expOf(-twice));
-  }
-};
 
 template <typename Function, typename T>
 void apply(const T* from, T* to, int64_t count) {
