@@ -43,7 +43,7 @@ std::optional<Convolution> convolutionOf(const Node* op) {
   const auto* weight = op->namedInput("weight");
   const auto plain = torch::jit::toIValue(weight);
   const auto eight_bit = quantizedConstant(weight);
-  const auto tensor = eight_bit                   ? eight_bit->tensor
+  const auto tensor = eight_bit                    ? eight_bit->tensor
                       : plain && plain->isTensor() ? plain->toTensor()
                                                    : at::Tensor();
   constexpr int64_t kRank = 4;
@@ -58,9 +58,8 @@ std::optional<Convolution> convolutionOf(const Node* op) {
 // But for what only converts from or to 8 bit.
 std::vector<const Node*> arithmetic(const Node* group) {
   auto ops = computations(*group->g(torch::jit::attr::Subgraph));
-  ops.erase(std::remove_if(
-                ops.begin(), ops.end(),
-                [](const Node* op) { return isQuantize(op) || isDequantize(op); }),
+  ops.erase(std::remove_if(ops.begin(), ops.end(),
+                           [](const Node* op) { return isQuantize(op) || isDequantize(op); }),
             ops.end());
   return ops;
 }

@@ -268,8 +268,8 @@ std::optional<FoundQuantizedLinear> quantizedLinear(const Ops& ops, const Lowere
   }
   const auto& data = *found->data.sizes;
   const bool image = isPointwise(*found);
-  if (!image && ((*product)->kind() != OpKind::MatMul || isSet(**product, Attr::transpose_a) || found->weight.sizes->size() != 2 ||
-                 data.empty())) {
+  if (!image && ((*product)->kind() != OpKind::MatMul || isSet(**product, Attr::transpose_a) ||
+                 found->weight.sizes->size() != 2 || data.empty())) {
     return std::nullopt;
   }
   QuantizedLinear kernel;
@@ -324,7 +324,9 @@ std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
   return found.kernel.isSupported() ? std::optional(std::move(found)) : std::nullopt;
 }
 
-const FoundQuantized& FoundQuantizedBlock::first() const { return parts[0] ? *parts[0] : *parts[1]; }
+const FoundQuantized& FoundQuantizedBlock::first() const {
+  return parts[0] ? *parts[0] : *parts[1];
+}
 
 const FoundQuantized& FoundQuantizedBlock::last() const { return parts[2] ? *parts[2] : *parts[1]; }
 
@@ -336,12 +338,12 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   // The sum and all that is added to it are of these units.
   const bool real = found.function != Function::none || !found.result_scale;
   const auto unit = real ? 1.0 : result.scale;
-  auto scale = at::tensor(found.scales, at::kDouble).expand({outputs}) *
-               (found.data_scale.scale / unit);
+  auto scale =
+      at::tensor(found.scales, at::kDouble).expand({outputs}) * (found.data_scale.scale / unit);
   auto shift = bias.defined() ? bias.to(at::kDouble).reshape({outputs}) / unit
                               : at::zeros({outputs}, at::kDouble);
-  shift = shift - found.addend_scale.scale / unit *
-                      static_cast<double>(found.addend_scale.zero_point);
+  shift =
+      shift - found.addend_scale.scale / unit * static_cast<double>(found.addend_scale.zero_point);
   if (!real) {
     shift = shift + zero_point;
   }
@@ -353,9 +355,8 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   rescale.function = found.function;
   rescale.inverse = static_cast<float>(1 / result.scale);
   rescale.zero_point = static_cast<float>(zero_point);
-  const bool finite = scale.isfinite().all().item<bool>() &&
-                      shift.isfinite().all().item<bool>() && std::isfinite(rescale.addend_scale) &&
-                      std::isfinite(rescale.inverse);
+  const bool finite = scale.isfinite().all().item<bool>() && shift.isfinite().all().item<bool>() &&
+                      std::isfinite(rescale.addend_scale) && std::isfinite(rescale.inverse);
   if (!finite) {
     return std::nullopt;
   }

@@ -580,14 +580,20 @@ class OwnSteps {
     const auto& [data, result] = std::tie(found->product.data, found->product.result);
     const auto& addend = found->product.addend;
     const bool image = found->product.op->kind() == OpKind::Convolution;
-    const auto strides = image ? channelsLastStrides(*result.sizes)
-                               : c10::TensorType::contiguousStridesOf(*result.sizes);
+    // Of one pixel, rows are images in both orders.
+    const bool rows = !image || (*data.sizes)[2] * (*data.sizes)[3] == 1;
+    const auto last = image ? channelsLastStrides(*result.sizes) : Shape{};
+    const bool as_image = image && draft_.mayHaveStrides(result.id, last);
+    const auto strides = as_image ? last : c10::TensorType::contiguousStridesOf(*result.sizes);
     const auto isDense = [&](const Operand& value) {
-      return draft_.knownSlot(value.id) && (image ? isChannelsLast(draft_.inputLayout(value.id), value)
-                                                  : isContiguous(draft_.inputLayout(value.id)));
+      if (!draft_.knownSlot(value.id)) {
+        return false;
+      }
+      const auto layout = draft_.inputLayout(value.id);
+      return (image && isChannelsLast(layout, value)) || (rows && isContiguous(layout));
     };
     if (!isDense(data) || (addend && !isDense(*addend)) ||
-        !draft_.mayHaveStrides(result.id, strides)) {
+        (!as_image && (!rows || !draft_.mayHaveStrides(result.id, strides)))) {
       return false;
     }
     const auto parameters = quantizedParameters(found->product);
@@ -603,13 +609,13 @@ class OwnSteps {
     const auto addend_at =
         bindAddend(step, addend ? std::optional(addend->id) : std::nullopt, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
-    step.kernel = {[kernel, addend_at](auto from, auto to) {
-                     kernel.run({static_cast<const uint8_t*>(from[0]),
-                                 static_cast<const int8_t*>(from[1]),
-                                 addend_at != 0 ? from[addend_at] : nullptr, to[0]});
-                   },
-                   image ? "convolution" : "matmul",
-                   fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
+    step.kernel = {
+        [kernel, addend_at](auto from, auto to) {
+          kernel.run({static_cast<const uint8_t*>(from[0]), static_cast<const int8_t*>(from[1]),
+                      addend_at != 0 ? from[addend_at] : nullptr, to[0]});
+        },
+        image ? "convolution" : "matmul",
+        fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -646,8 +652,8 @@ class OwnSteps {
     std::array<size_t, QuantizedBlock::kMost> weight_at{};
     for (size_t i = 0; i < weights.size(); ++i) {
       if (found->parts[i]) {
-        weight_at[i] = bindOrdered(step, *found->parts[i], weights[i],
-                                   QuantizedBlock::ordered(i, weights[i]));
+        weight_at[i] =
+            bindOrdered(step, *found->parts[i], weights[i], QuantizedBlock::ordered(i, weights[i]));
       }
     }
     size_t addend_at = 0;
@@ -658,19 +664,18 @@ class OwnSteps {
       }
     }
     addChannelsLastResult(step, result);
-    step.kernel = {[kernel, weight_at, addend_at](auto from, auto to) {
-                     QuantizedBlock::Data data{};
-                     data.source = static_cast<const uint8_t*>(from[0]);
-                     for (size_t i = 0; i < weight_at.size(); ++i) {
-                       data.weights[i] = static_cast<const int8_t*>(from[weight_at[i]]);
-                     }
-                     data.addend =
-                         addend_at != 0 ? static_cast<const uint8_t*>(from[addend_at]) : nullptr;
-                     data.result = static_cast<uint8_t*>(to[0]);
-                     kernel.run(data);
-                   },
-                   "convolution",
-                   fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
+    step.kernel = {
+        [kernel, weight_at, addend_at](auto from, auto to) {
+          QuantizedBlock::Data data{};
+          data.source = static_cast<const uint8_t*>(from[0]);
+          for (size_t i = 0; i < weight_at.size(); ++i) {
+            data.weights[i] = static_cast<const int8_t*>(from[weight_at[i]]);
+          }
+          data.addend = addend_at != 0 ? static_cast<const uint8_t*>(from[addend_at]) : nullptr;
+          data.result = static_cast<uint8_t*>(to[0]);
+          kernel.run(data);
+        },
+        "convolution", fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -820,8 +825,8 @@ bool addUnlowered(PlanDraft& draft) {
 
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
-  return steps.concatAffine() || steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() || steps.mean() ||
-         steps.wholeActivation();
+  return steps.concatAffine() || steps.expansion() || steps.quantizedBlock() ||
+         steps.squeezeExcitation() || steps.mean() || steps.wholeActivation();
 }
 
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
@@ -833,8 +838,7 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
          (usual && steps.quantizedLinear(partition)) || steps.winograd(partition, way) ||
-         steps.linear(partition, way) ||
-         steps.activation(partition);
+         steps.linear(partition, way) || steps.activation(partition);
 }
 
 }  // namespace llga

@@ -21,14 +21,12 @@ LLGA_VECTOR_INLINE __m512i reordered(__m512i bytes) {
 }
 
 LLGA_VECTOR_INLINE __m512 take(const float* from, int64_t count) {
-  return count >= kWidth ? _mm512_loadu_ps(from)
-                         : Simd::loadFirst(from, Simd::lanesBefore(count));
+  return count >= kWidth ? _mm512_loadu_ps(from) : Simd::loadFirst(from, Simd::lanesBefore(count));
 }
 
 LLGA_VECTOR_INLINE __m512 take(const uint8_t* from, int64_t count) {
-  const auto bytes = count >= kWidth
-                         ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(from))
-                         : _mm_maskz_loadu_epi8(Simd::lanesBefore(count), from);
+  const auto bytes = count >= kWidth ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(from))
+                                     : _mm_maskz_loadu_epi8(Simd::lanesBefore(count), from);
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
 }
 
@@ -43,9 +41,8 @@ LLGA_VECTOR_INLINE __m512 scaled(__m512i sum, const Rescale& r, int64_t o, const
     return x;
   }
   const auto term = take(addend + o, count - o);
-  return sizeof(R) == sizeof(float)
-             ? _mm512_add_ps(term, x)
-             : _mm512_fmadd_ps(term, _mm512_set1_ps(r.addend_scale), x);
+  return sizeof(R) == sizeof(float) ? _mm512_add_ps(term, x)
+                                    : _mm512_fmadd_ps(term, _mm512_set1_ps(r.addend_scale), x);
 }
 
 __m512 applied(Function function, __m512 x) {
@@ -134,8 +131,8 @@ LLGA_VECTOR_INLINE Target<R> targetOf(const ProductOf<R>& p, int64_t row, int64_
   __m512i integers[kVectors] = {none, none, none, none};
   for (int64_t v = 0; v < vectors; ++v) {
     const auto x = applied(r.function, scaled(sums[v], r, v * kWidth, to.addend, count));
-    integers[v] = rounded(
-        _mm512_fmadd_ps(x, _mm512_set1_ps(r.inverse), _mm512_set1_ps(r.zero_point)), r);
+    integers[v] =
+        rounded(_mm512_fmadd_ps(x, _mm512_set1_ps(r.inverse), _mm512_set1_ps(r.zero_point)), r);
   }
   const auto piece = packed(integers, r);
   if (to.piece) {
@@ -271,9 +268,9 @@ constexpr int64_t kRows[] = {12, 12, 8, 6};
 
 template <typename R>
 void multiplyAll(const ProductOf<R>& p) {
-  const Multiply<R>* const kernels[] = {UpTo<R, 1, kRows[0]>::kernels, UpTo<R, 2, kRows[1]>::kernels,
-                                        UpTo<R, 3, kRows[2]>::kernels,
-                                        UpTo<R, 4, kRows[3]>::kernels};
+  const Multiply<R>* const kernels[] = {
+      UpTo<R, 1, kRows[0]>::kernels, UpTo<R, 2, kRows[1]>::kernels, UpTo<R, 3, kRows[2]>::kernels,
+      UpTo<R, 4, kRows[3]>::kernels};
   const auto vectors = (p.outputs + kWidth - 1) / kWidth;
   const auto panels = (vectors + kVectors - 1) / kVectors;
   for (int64_t panel = 0; panel < panels; ++panel) {  // of nearly the same size, as their tiles

@@ -58,8 +58,7 @@ class PartOf {
     Sizes(const QuantizedBlock& b, int64_t rows)
         : step(rowsAtOnce(rows, b.size[1], b.stride, b.outputs != 0 ? b.result_size[1] : 0)),
           slots(rowsUnder(step, b.window, b.stride)),
-          pitch(std::max(b.padding + b.size[1],
-                         rowsUnder(b.result_size[1], b.window, b.stride))),
+          pitch(std::max(b.padding + b.size[1], rowsUnder(b.result_size[1], b.window, b.stride))),
           vectors(roundedUp(b.channels, kWidth) / kWidth),
           chunks(roundedUp(vectors, kVectors) / kVectors),
           lines(b.outputs != 0 ? roundedUp(step * b.result_size[1] * vectors * kWidth, kPiece)
@@ -121,8 +120,8 @@ class PartOf {
       const auto at = pixel * b_.outputs;
       kernels().multiply({(end - row) * b_.result_size[1], width, b_.outputs, lines, width,
                           data_.weights[2], b_.sums[2].rescale,
-                          data_.addend != nullptr ? data_.addend + at : nullptr,
-                          data_.result + at, b_.outputs, nullptr});
+                          data_.addend != nullptr ? data_.addend + at : nullptr, data_.result + at,
+                          b_.outputs, nullptr});
     }
   }
 
@@ -154,9 +153,9 @@ class PartOf {
     rescale.start += channel;
     rescale.scale += channel;
     rescale.shift += channel;
-    kernels().multiply({(last - first) * b_.size[1], b_.inputs, channels, data_.source + from * b_.inputs, b_.inputs,
-                        data_.weights[0] + channel * b_.inputs, rescale, nullptr, chunk, 0,
-                        places_});
+    kernels().multiply(
+        {(last - first) * b_.size[1], b_.inputs, channels, data_.source + from * b_.inputs,
+         b_.inputs, data_.weights[0] + channel * b_.inputs, rescale, nullptr, chunk, 0, places_});
   }
 
   // Row `y` of the result.
@@ -167,12 +166,9 @@ class PartOf {
     rescale.start += channel;
     rescale.scale += channel;
     rescale.shift += channel;
-    quantized::Row row{{},
-                       b_.result_size[1],
-                       channels,
-                       data_.weights[1] + channel * rows * b_.window,
-                       rescale,
-                       to,
+    quantized::Row row{{},       b_.result_size[1],
+                       channels, data_.weights[1] + channel * rows * b_.window,
+                       rescale,  to,
                        stride};
     for (int64_t k = 0; k < b_.window; ++k) {
       const auto under = y * b_.stride - b_.padding + k;
@@ -185,11 +181,11 @@ class PartOf {
   const QuantizedBlock::Data& data_;
   const Part& part_;
   Sizes sizes_;
-  uint8_t* memory_;   // pieces of each chunk of channels, row by row
-  uint8_t* blank_;    // a row outside of the image
-  uint8_t* lines_;    // what is projected
-  int32_t* places_;   // of pixels that are expanded
-  int64_t end_ = 0;   // of the rows that are there
+  uint8_t* memory_;  // pieces of each chunk of channels, row by row
+  uint8_t* blank_;   // a row outside of the image
+  uint8_t* lines_;   // what is projected
+  int32_t* places_;  // of pixels that are expanded
+  int64_t end_ = 0;  // of the rows that are there
 };
 
 // Of (channel, row, column).

@@ -1,6 +1,6 @@
 // The arithmetic of 8-bit convolutions, on plain memory: sums of products of an unsigned number and
-// a signed one, and what makes 8-bit numbers of the sums. No PyTorch, no oneDNN, no standard library
-// here (gemm_blocks.h has the reason).
+// a signed one, and what makes 8-bit numbers of the sums. No PyTorch, no oneDNN, no standard
+// library here (gemm_blocks.h has the reason).
 //
 //   real number = scale * (number - zero point)
 //
@@ -13,9 +13,9 @@
 
 namespace llga::quantized {
 
-constexpr int64_t kWidth = 16;   // sums of a register
-constexpr int64_t kPiece = 64;   // bytes of a piece
-constexpr int64_t kVectors = 4;  // registers of sums that make a piece
+constexpr int64_t kWidth = 16;    // sums of a register
+constexpr int64_t kPiece = 64;    // bytes of a piece
+constexpr int64_t kVectors = 4;   // registers of sums that make a piece
 constexpr int64_t kTogether = 4;  // products that one instruction adds to a sum
 
 enum class Function { none, hardswish, silu, gelu, sigmoid };

@@ -57,9 +57,9 @@ void QuantizedLinear::run(const Data& data) const {
 
 template <typename R>
 void QuantizedLinear::runAs(const Data& data) const {
-  constexpr int64_t kForOne = 1 << 19;    // products that are not worth a second thread
-  constexpr int64_t kSource = 1 << 18;    // bytes of rows that stay in the second level of cache
-  constexpr int64_t kFewRows = 512;       // then each thread takes some outputs of all of them
+  constexpr int64_t kForOne = 1 << 19;  // products that are not worth a second thread
+  constexpr int64_t kSource = 1 << 18;  // bytes of rows that stay in the second level of cache
+  constexpr int64_t kFewRows = 512;     // then each thread takes some outputs of all of them
   constexpr int64_t kPanel = quantized::kVectors * kWidth;
   const auto panels = (outputs + kPanel - 1) / kPanel;
   const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
@@ -84,10 +84,9 @@ void QuantizedLinear::runAs(const Data& data) const {
       const auto begin = row + (end - row) * block / blocks;
       const auto count = row + (end - row) * (block + 1) / blocks - begin;
       const auto at = begin * outputs + o;
-      multiply(quantized::ProductOf<R>{count, inputs, end_o - o, data.source + begin * inputs,
-                                       inputs, data.weight + o * inputs, rescale,
-                                       addend != nullptr ? addend + at : nullptr, result + at,
-                                       outputs, nullptr});
+      multiply(quantized::ProductOf<R>{
+          count, inputs, end_o - o, data.source + begin * inputs, inputs, data.weight + o * inputs,
+          rescale, addend != nullptr ? addend + at : nullptr, result + at, outputs, nullptr});
     }
   });
 }
