@@ -722,6 +722,8 @@ BLOCKS = {
     "depthwise, few": Blocks((1, 3, 15, 20), 3, expands=False, window=5, padding=2),
     # What stays with oneDNN.
     "one pixel": Blocks((1, 8, 1, 1), 32, outputs=7, own=False),  # contiguous as well
+    "wide": Blocks((1, 8, 2, 4100), 32, outputs=7, own=False),
+    "more padding than window": Blocks((1, 8, 6, 7), 16, outputs=4, padding=3, own=False),
     "odd inputs": Blocks((1, 18, 14, 14), 48, outputs=24, own=False),
     "window": Blocks((1, 16, 14, 14), 96, outputs=24, window=7, padding=3, own=False),
     "stride of 3": Blocks((1, 16, 14, 14), 96, outputs=24, stride=3, own=False),

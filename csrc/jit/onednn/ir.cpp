@@ -124,6 +124,11 @@ std::vector<const Node*> computations(const Graph& subgraph) {
   return found;
 }
 
+std::optional<int64_t> intOf(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  return known && known->isInt() ? std::optional(known->toInt()) : std::nullopt;
+}
+
 const Node* soleComputation(const Graph& subgraph) {
   const Node* sole = nullptr;
   for (const auto* node : subgraph.nodes()) {

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <optional>
 #include <string>
 
 namespace llga {
@@ -89,6 +90,9 @@ bool readsShape(const Node* node);
 // True for arithmetic on tensors that promotes the data types of its two operands; the second may
 // be a number.
 bool isBinary(const Node* node);
+
+// The integer that `value` is, if it is a constant.
+std::optional<int64_t> intOf(const Value* value);
 
 // True if `value` is a tensor (of any refinement).
 inline bool isTensor(const Value* value) {

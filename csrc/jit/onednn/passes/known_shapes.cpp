@@ -24,11 +24,6 @@ Rank lengthOf(const Value* list) {
   return known && known->isIntList() ? Rank(known->toIntVector().size()) : std::nullopt;
 }
 
-Size intOf(const Value* value) {
-  const auto known = toIValue(value);
-  return known && known->isInt() ? Size(known->toInt()) : std::nullopt;
-}
-
 // The element of a list of integers, from the front or the end, if it is a constant.
 Size elementOf(const Value* list, size_t index) {
   const auto* node = list->node();

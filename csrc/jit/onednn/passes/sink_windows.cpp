@@ -71,11 +71,6 @@ void registerPadded() {
       c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
-std::optional<int64_t> intOf(const Value* value) {
-  const auto known = toIValue(value);
-  return known && known->isInt() ? std::optional(known->toInt()) : std::nullopt;
-}
-
 std::optional<std::vector<int64_t>> intsOf(const Value* value) {
   const auto known = toIValue(value);
   return known && known->isIntList() ? std::optional(known->toIntVector()) : std::nullopt;

@@ -220,7 +220,8 @@ class PlanCompiler {
     const bool narrow = ownsQuantizedProducts();
     for (const auto& op : ops) {
       // oneDNN would take all convolutions of a stage of ResNets together.
-      if (narrow && op.kind() == OpKind::Quantize) {
+      if (narrow && op.kind() == OpKind::Quantize &&
+          draft_.group_outputs.count(op.outputs()[0].id) == 0) {
         found.insert(op.outputs()[0].id);
       }
       if (winograd && op.kind() == OpKind::Convolution && producers.count(op.inputs()[0].id) != 0) {

@@ -78,7 +78,11 @@ class Reader {
   bool isUnsigned(const OpSpec& conversion) const {
     const bool reads = conversion.kind() == OpKind::Dequantize;
     const auto& value = reads ? conversion.inputs()[0] : conversion.outputs()[0];
-    return value.dtype == at::kQUInt8 && value.sizes && isPerTensor(conversion) &&
+    if (value.dtype != at::kQUInt8 || !value.sizes || !isPerTensor(conversion)) {
+      return false;
+    }
+    const auto zero_point = scaleOf(conversion).zero_point;
+    return zero_point >= 0 && static_cast<double>(zero_point) <= kLargest &&
            !graph_.operands.at(value.id).constant;
   }
 

@@ -202,8 +202,9 @@ at::Tensor depthwiseWeight(const at::Tensor& weight) {
 }  // namespace
 
 bool QuantizedBlock::isSupported() const {
+  constexpr int64_t kWidest = 4096;  // pixels: whole rows are kept
   return QuantizedLinear::hasKernels() && inputs % kTogether == 0 &&
-         kernels().find(window, stride) != nullptr;
+         kernels().find(window, stride) != nullptr && padding < window && size[1] <= kWidest;
 }
 
 at::Tensor QuantizedBlock::ordered(size_t convolution, const at::Tensor& weight) {
