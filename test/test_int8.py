@@ -615,6 +615,26 @@ def test_weights_are_packed_once_in_8_bits() -> None:
         )
 
 
+def test_release_of_weights_around_8_bits() -> None:
+    """Those of float32 are freed; those in 8 bit, per channel, stay as they are."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(64, 48)
+            self.second = weight(40, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(qdq(self.first(x), 0.05, 128), self.second.dequantize())
+
+    module, x = Mixed().eval(), torch.randn(6, 64)
+    with torch.no_grad():
+        expected = module(x)
+        fast = llga_fuser.compile(module, x, release_weights=True)
+        for rows in (6, 3):
+            torch.testing.assert_close(fast(x[:rows]), expected[:rows], rtol=0, atol=0.1)
+
+
 def test_bf16_around_8_bits() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:

@@ -129,8 +129,9 @@ void makeReleasable(Graph& plain, Graph& fused) {
   });
   walk(plain.block(), [&](Node* node) {
     const auto constant = isConstantTensor(node) ? node->t(torch::jit::attr::value) : at::Tensor();
-    auto weight = constant.defined() ? find(constant) : at::Tensor();
-    if (constant.defined() && !weight.defined() && constant.dim() == 2) {
+    const bool may = constant.defined() && canBeReleased(constant);
+    auto weight = may ? find(constant) : at::Tensor();
+    if (may && !weight.defined() && constant.dim() == 2) {
       weight = find(constant.t());  // as restore_linear has it
       weight = weight.defined() ? weight.t() : weight;
     }
