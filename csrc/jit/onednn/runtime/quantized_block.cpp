@@ -195,8 +195,7 @@ at::Tensor depthwiseWeight(const at::Tensor& weight) {
   const auto rows = roundedUp(window, kTogether);
   return at::constant_pad_nd(weight, {0, 0, 0, rows - window, 0, channels - weight.size(0)})
       .view({channels / kWidth, kWidth, rows / kTogether, kTogether, window})
-      .permute({0, 2, 4, 1, 3})
-      .contiguous();
+      .permute({0, 2, 4, 1, 3});
 }
 
 }  // namespace

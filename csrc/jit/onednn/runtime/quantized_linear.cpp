@@ -41,10 +41,12 @@ bool QuantizedLinear::isSupported() const { return hasKernels() && inputs % kTog
 at::Tensor QuantizedLinear::ordered(const at::Tensor& weight, int64_t multiple) {
   const auto outputs = roundedUp(weight.size(0), kWidth);
   const auto inputs = roundedUp(weight.size(1), std::max(multiple, kTogether));
-  return at::constant_pad_nd(weight, {0, inputs - weight.size(1), 0, outputs - weight.size(0)})
+  const bool whole = outputs == weight.size(0) && inputs == weight.size(1);
+  return (whole ? weight
+                : at::constant_pad_nd(weight,
+                                      {0, inputs - weight.size(1), 0, outputs - weight.size(0)}))
       .view({outputs / kWidth, kWidth, inputs / kTogether, kTogether})
-      .permute({0, 2, 1, 3})
-      .contiguous();
+      .permute({0, 2, 1, 3});
 }
 
 void QuantizedLinear::run(const Data& data) const {

@@ -44,7 +44,8 @@ struct QuantizedLinear {
   // Whether this processor has them, and nothing faster.
   static bool hasKernels();
 
-  // The weight as the kernels read it, from (output, input), of a multiple of so many inputs.
+  // The weight in the order in which the kernels read it (a view of it, or of a copy), from
+  // (output, input), of a multiple of so many inputs.
   static at::Tensor ordered(const at::Tensor& weight, int64_t multiple = 1);
 
   // Source and result are dense rows.
