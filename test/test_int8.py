@@ -20,7 +20,14 @@ from torch import Tensor, nn
 import dnnl_graph
 import llga_fuser
 from llga_fuser import _C
-from util import Fused, fused_graph, has_own_kernels, has_quantized_kernels, to_script
+from util import (
+    Fused,
+    fused_graph,
+    has_matrix_units,
+    has_own_kernels,
+    has_quantized_kernels,
+    to_script,
+)
 
 pytestmark = pytest.mark.usefixtures("fuser", "one_thread")
 
@@ -724,6 +731,8 @@ BLOCKS = {
     "one thread": Blocks((1, 16, 30, 32), 80, outputs=24, threads=1),
     "odd channels": Blocks((1, 16, 14, 14), 97, outputs=19),
     "few channels": Blocks((1, 8, 14, 14), 5, outputs=3),
+    # No whole tiles of inputs.
+    "uneven inputs": Blocks((1, 148, 9, 15), 264, outputs=24),
     "zero point of zero": Blocks((1, 16, 14, 14), 96, outputs=24, zero_point=0),
     "large zero point": Blocks((1, 16, 14, 14), 96, outputs=24, zero_point=140, inner=plain),
     "one scale": Blocks((1, 16, 14, 14), 96, outputs=24, per_channel=False),
@@ -885,6 +894,8 @@ PRODUCTS: dict[str, tuple[Any, ...]] = {  # what is multiplied, what follows, wh
     "one row": ((1, 64), 1000, plain, True),
     "many rows": ((3, 300, 16), 40, F.relu, True),
     "few inputs": ((9, 4), 5, F.relu, True),
+    "uneven inputs": ((45, 148), 90, F.relu, True),
+    "many outputs": ((129, 320), 300, plain, True),
     "clamp": ((9, 32), 48, F.relu6, True),
     "gelu": ((2, 31, 64), 272, F.gelu, True),
     "silu": ((2, 31, 64), 72, F.silu, True),
@@ -940,6 +951,16 @@ def test_product(case: str, addend: str, out: str, threads: int) -> None:
         assert not any(found)
     elif alike and not (out == "float" and clamps):
         assert all(found), found
+
+
+def test_many_products() -> None:
+    """Beside matrix units they are oneDNN's, whose kernels do more in the same time."""
+    x, other = torch.rand(1100, 704) * 4, torch.zeros(())
+    module = Layer(F.linear, weight(700, 704), 700, out=(3.0, 100, torch.quint8))
+    run(module, (x, other), step=3.0)
+    with torch.no_grad():
+        found = own_kernels(to_script(module, (x, other)), x, other)
+    assert all(found) == (has_quantized_kernels() and not has_matrix_units()), found
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e3])

@@ -45,6 +45,7 @@ from util import (
     fused_graph,
     fuses,
     has_avx2_kernels,
+    has_matrix_units,
     has_narrow_products,
     has_own_attention,
     has_own_kernels,
@@ -1161,7 +1162,6 @@ ATTENTION = {
     "grouped": Attention(2, 8, key_heads=2, options="enable_gqa=True"),
     "large": Attention(1, 1, 300, 300, options="scale=40.0"),
 }
-# bfloat16: without AMX, which PyTorch's has.
 ATTENTION |= {
     f"bf16_{name}": ATTENTION[name]._replace(dtype=torch.bfloat16)
     for name in (
@@ -1198,8 +1198,9 @@ def attention_kernel(products: torch.dtype) -> str:
     """The name of the fuser's own, by the data type that it multiplies in."""
     if has_avx2_kernels():
         return "llga_attention:avx2"
-    narrow = products == torch.bfloat16 and has_narrow_products()
-    return f"llga_attention:avx512{'_bf16' if narrow else ''}"
+    if products == torch.float32 or not has_narrow_products():
+        return "llga_attention:avx512"
+    return f"llga_attention:{'amx' if has_matrix_units() else 'avx512'}_bf16"
 
 
 @pytest.mark.usefixtures("all_threads")
@@ -2489,7 +2490,8 @@ def test_bfloat16_convolution_by_winograd(case: str) -> None:
     m, x = m.bfloat16(), x.bfloat16()
     own = [name == "llga_winograd:avx512_bf16" for name in kernels_of(m, x)]
     assert own
-    assert own == [has_narrow_products()] * len(own)
+    # With matrix units oneDNN's are much faster.
+    assert own == [has_narrow_products() and not has_matrix_units()] * len(own)
     with torch.no_grad():
         script = to_script(m, [x])
         for _ in range(3):
@@ -3302,7 +3304,8 @@ class Expansion(NamedTuple):
     groups: int = 1  # fusion groups
     threads: int = 2
     own: bool = True
-    narrow: bool = False  # in bfloat16 too
+    narrow: bool = False  # in bfloat16 too, without matrix units
+    few: bool = False  # numbers for float32; with matrix units there are no too few
 
 
 EXPANSIONS = {
@@ -3322,6 +3325,8 @@ EXPANSIONS = {
     "odd inputs and outputs": Expansion((1, 13, 14, 14), 48, 19, inner="F.relu", outer="F.relu"),
     "more than 256 inputs": Expansion((1, 300, 14, 14), 32, 24),
     "more than 256 channels": Expansion((1, 16, 14, 14), 528, 24),
+    # No whole tiles of inputs, and none of outputs.
+    "uneven inputs": Expansion((1, 74, 14, 15), 184, 20),
     "hardswish": Expansion((1, 16, 14, 14), 96, 24, inner="F.hardswish", outer="F.hardswish"),
     "silu": Expansion((1, 16, 14, 14), 96, 24, inner="F.silu", outer="F.silu"),
     "no activation": Expansion((1, 16, 14, 14), 96, 24, inner="", outer=""),
@@ -3350,9 +3355,9 @@ EXPANSIONS = {
     "two, five": Expansion((1, 8, 61, 80), 176, window=5, padding=2, outer="F.silu"),
     "two, batch": Expansion((5, 8, 33, 32), 160, inner="", outer="F.silu"),
     # What stays with oneDNN.
-    "few": Expansion((1, 16, 7, 7), 96, 24, own=False),
-    "few for one thread": Expansion((1, 16, 14, 14), 96, 24, threads=1, own=False),
-    "two, few": Expansion((1, 16, 14, 14), 96, own=False),
+    "few": Expansion((1, 16, 7, 7), 96, 24, own=False, few=True),
+    "few for one thread": Expansion((1, 16, 14, 14), 96, 24, threads=1, own=False, few=True),
+    "two, few": Expansion((1, 16, 14, 14), 96, own=False, few=True),
     "odd channels": Expansion((1, 16, 14, 14), 97, 24),
     "a few more channels than 64": Expansion((1, 24, 14, 15), 72, 24, sum="+ x"),
     "a few more channels than 128": Expansion(
@@ -3405,7 +3410,12 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     own = [name for name in found if name.startswith("llga_expansion")]
     # Without AVX-512, of several images only.
     pays = c.own and (c.outputs == 0 or c.size[0] >= c.threads or not has_avx2_kernels())
-    if dtype == torch.bfloat16:
+    if dtype == torch.bfloat16 and has_matrix_units():
+        slow = c.outputs == 0 and "F.silu" not in (c.inner, c.outer)  # where oneDNN is as fast
+        many = c.stride != 1 or c.channels * c.size[0] * math.prod(c.size[2:]) > 2**19
+        even = c.size[1] % 2 == 0 and c.channels % 2 == 0
+        pays = (c.own or c.few) and even and not (slow and many)
+    elif dtype == torch.bfloat16:
         pays = c.narrow and has_narrow_products()
     assert len(own) == (pays and has_own_kernels()), found
 
@@ -3658,7 +3668,8 @@ def test_sums_are_written_over_their_addends(arena: str) -> None:
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     ran = primitives(RESIDUAL, LLGA_FUSER_ARENA=arena)
     copied = any(",reorder," in line and ",1x256x56x56," in line for line in ran)
-    assert copied == (arena == "off" and has_narrow_products()), ran
+    apart = has_narrow_products() and not has_matrix_units()  # else it is one partition
+    assert copied == (arena == "off" and apart), ran
 
 
 def nothing() -> Tensor:

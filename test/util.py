@@ -413,22 +413,25 @@ def has_own_kernels() -> bool:
     return has_avx2_kernels() or isa.startswith("avx512")
 
 
+def has_matrix_units() -> bool:
+    """Whether the processor has AMX, and oneDNN uses it."""
+    return "amx" in llga_fuser._C.runtime_info()["isa"]
+
+
 def has_narrow_products() -> bool:
-    """Whether the fuser's own matrix products are for bfloat16 too: not beside matrix units."""
+    """Whether the fuser's own matrix products are for bfloat16 too."""
     isa = llga_fuser._C.runtime_info()["isa"]
-    return isa in {"avx512_core_bf16", "avx512_core_fp16"}
+    return has_matrix_units() or isa in {"avx512_core_bf16", "avx512_core_fp16"}
 
 
 def has_quantized_kernels() -> bool:
-    """Whether the fuser's own products are for 8 bit too: with VNNI, not beside matrix units."""
-    isa = llga_fuser._C.runtime_info()["isa"]
-    return isa in {"avx512_core_vnni", "avx512_core_bf16", "avx512_core_fp16"}
+    """Whether the fuser's own products are for 8 bit too: with VNNI."""
+    return has_narrow_products() or llga_fuser._C.runtime_info()["isa"] == "avx512_core_vnni"
 
 
 def has_own_attention(dtype: torch.dtype) -> bool:
-    """Whether attention is the fuser's own: in bf16 only where PyTorch has no matrix units."""
-    isa = llga_fuser._C.runtime_info()["isa"]
-    narrow = isa.startswith("avx512") and "amx" not in isa
+    """Whether attention is the fuser's own: in bf16 only with AVX-512."""
+    narrow = llga_fuser._C.runtime_info()["isa"].startswith("avx512")
     return has_own_kernels() and (dtype == torch.float32 or narrow)
 
 

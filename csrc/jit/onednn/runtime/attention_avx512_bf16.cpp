@@ -7,8 +7,9 @@ namespace llga::attention {
 namespace {
 
 constexpr const gemm::Kernels& kGemm = gemm::avx512;
+constexpr const gemm::NarrowKernels& kNarrowGemm = gemm::avx512_bf16;
 
-}
+}  // namespace
 }  // namespace llga::attention
 
 #include "jit/onednn/runtime/attention_kernel.h"

@@ -105,5 +105,6 @@ extern const Kernels avx2;
 extern const Kernels avx512;
 // With AVX-512's instructions for bfloat16; keys of such data neither across nor normalized.
 extern const Kernels avx512_bf16;
+extern const Kernels amx;  // likewise, with AMX
 
 }  // namespace llga::attention

@@ -2,7 +2,8 @@
 //
 //   kWidth; broadcast, store, zero, fmadd, isZero; lanesOf, lanesBefore, select
 //
-// and the kGemm of namespace llga::attention.
+// and the kGemm of namespace llga::attention, with AVX-512's instructions for bfloat16 kNarrowGemm,
+// too.
 //
 // For each block of queries: its products with a block of keys, their exponentials, and the
 // products of these with the values. Over several blocks of keys the sums are kept relative to the
@@ -545,7 +546,7 @@ bool packNarrow(const Head<Bfloat16>& head, const Workspace& workspace) {
 }
 
 void multiply(const gemm::ProblemOf<Bfloat16, float>& problem) {
-  gemm::avx512_bf16.toWide(problem, {0, problem.rows, 0, problem.outputs});
+  kNarrowGemm.toWide(problem, {0, problem.rows, 0, problem.outputs});
 }
 #endif
 

@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/depthwise_blocks.h"
@@ -44,11 +43,12 @@ int64_t rowsUnder(const Expansion& e, int64_t rows) {
 void multiply(const gemm::Problem& problem) {
   Linear::kernels().run(problem, {0, problem.rows, 0, problem.outputs});
 }
+const gemm::NarrowKernels& narrowGemm() { return usesAmx() ? gemm::amx : gemm::avx512_bf16; }
 void multiply(const gemm::ProblemOf<Bfloat16, float>& problem) {
-  gemm::avx512_bf16.toWide(problem, {0, problem.rows, 0, problem.outputs});
+  narrowGemm().toWide(problem, {0, problem.rows, 0, problem.outputs});
 }
 void multiply(const gemm::ProblemOf<Bfloat16, Bfloat16>& problem) {
-  gemm::avx512_bf16.toNarrow(problem, {0, problem.rows, 0, problem.outputs});
+  narrowGemm().toNarrow(problem, {0, problem.rows, 0, problem.outputs});
 }
 
 // Computes a part, block of rows by block of rows. T: of data and weights.
@@ -112,9 +112,9 @@ class PartOf {
       for (auto y = row; y < end; ++y) {
         const auto at = (y - row) * e_.result_size[1];
         if constexpr (kNarrow) {
-          depthwise(y, first, c, channels, chunk, wide_ + at * channels, channels);
+          depthwise(y, c, channels, chunk, wide_ + at * channels, channels);
         } else {
-          depthwise(y, first, c, channels, chunk, lines + at * width_ + c, width_);
+          depthwise(y, c, channels, chunk, lines + at * width_ + c, width_);
         }
       }
       if constexpr (kNarrow) {
@@ -124,7 +124,6 @@ class PartOf {
         vector_loops::kernels().narrowRows(wide_, pixels, channels, lines + c, width_);
       }
     }
-    first_ = first;
     end_ = last;
     if constexpr (!kNarrow) {
       if (e_.outer.activation) {
@@ -144,36 +143,36 @@ class PartOf {
     }
   }
 
-  // Makes the rows [first, end) those of the chunk; some may be there.
+  // Row `y` of what is expanded: so many rows are kept, the last ones.
+  float* rowOf(float* chunk, int64_t y, int64_t channels) const {
+    return chunk + y % rows_ * e_.size[1] * channels;
+  }
+
+  // Expands the rows up to `end` that are not there yet.
   void expand(int64_t first, int64_t end, int64_t c, int64_t channels, float* chunk) const {
-    const auto size = e_.size[1] * channels;
-    const auto kept = std::max<int64_t>(0, end_ - first);
-    if (kept > 0) {
-      std::memmove(chunk, chunk + (first - first_) * size,
-                   static_cast<size_t>(kept * size) * sizeof(float));
-    }
-    const auto pixels = (end - first - kept) * e_.size[1];
-    if (pixels <= 0) {
-      return;
-    }
     const auto panel = Linear::kernels().panel;
-    const auto from = (part_.image * e_.size[0] + first + kept) * e_.size[1];
     const auto channel = part_.first_channel + c;
     const auto* bias = data_.pointwise_bias;
-    auto* to = chunk + kept * size;
-    multiply(gemm::ProblemOf<T, float>{
-        pixels, e_.inputs, channels, e_.inner.rectifier,
-        static_cast<const T*>(data_.source) + from * e_.inputs, e_.inputs,
-        static_cast<const T*>(data_.pointwise) + channel * e_.inputs, panel * e_.inputs,
-        bias != nullptr ? bias + channel : nullptr, nullptr, to});
-    if (e_.inner.activation) {
-      activate(*e_.inner.activation, to, pixels * channels);
+    int64_t rows = 0;
+    for (auto y = std::max(first, end_); y < end; y += rows) {
+      rows = std::min(end - y, rows_ - y % rows_);  // that lie one behind the other
+      const auto pixels = rows * e_.size[1];
+      const auto from = (part_.image * e_.size[0] + y) * e_.size[1];
+      auto* to = rowOf(chunk, y, channels);
+      multiply(gemm::ProblemOf<T, float>{
+          pixels, e_.inputs, channels, e_.inner.rectifier,
+          static_cast<const T*>(data_.source) + from * e_.inputs, e_.inputs,
+          static_cast<const T*>(data_.pointwise) + channel * e_.inputs, panel * e_.inputs,
+          bias != nullptr ? bias + channel : nullptr, nullptr, to});
+      if (e_.inner.activation) {
+        activate(*e_.inner.activation, to, pixels * channels);
+      }
     }
   }
 
-  // Row `y` of the result, from rows of the chunk of which the first is `first` of the image.
-  void depthwise(int64_t y, int64_t first, int64_t c, int64_t channels, const float* chunk,
-                 float* to, int64_t stride) const {
+  // Row `y` of the result.
+  void depthwise(int64_t y, int64_t c, int64_t channels, float* chunk, float* to,
+                 int64_t stride) const {
     const auto channel = part_.first_channel + c;
     const auto* bias = data_.depthwise_bias;
     depthwise::Row row{{},
@@ -190,7 +189,7 @@ class PartOf {
     for (int64_t k = 0; k < e_.window; ++k) {
       const auto under = y * e_.stride - e_.padding + k;
       const bool inside = under >= 0 && under < e_.size[0];
-      row.source[k] = inside ? chunk + (under - first) * e_.size[1] * channels : nullptr;
+      row.source[k] = inside ? rowOf(chunk, under, channels) : nullptr;
     }
     depthwiseKernels().find(e_.window, e_.stride)(row);
   }
@@ -207,17 +206,15 @@ class PartOf {
   int64_t width_;  // of a pixel of what the depthwise convolution leaves
   float* memory_;
   float* wide_;
-  T* lines_;  // what is projected
-  int64_t first_ = 0;
+  T* lines_;         // what is projected
   int64_t end_ = 0;  // of the rows that are there
 };
 
 }  // namespace
 
 bool Expansion::isSupported() const {
-  // With matrix units oneDNN's products are much faster than those here.
-  const bool known = type == Type::float32 ||
-                     (usesAvx512Bf16() && !usesAmx() && inputs % 2 == 0 && channels % 2 == 0);
+  const bool known =
+      type == Type::float32 || (usesAvx512Bf16() && inputs % 2 == 0 && channels % 2 == 0);
   // All channels together, where they are projected: no thread gets fewer than a vector then.
   const auto width = depthwiseKernels().width;
   const bool whole = channels % width == 0 || (outputs != 0 && channels > width);
@@ -227,6 +224,11 @@ bool Expansion::isSupported() const {
 bool Expansion::pays() const {
   const auto threads = int64_t{at::get_num_threads()};
   const auto expanded = size[0] * size[1] * channels;  // numbers, of an image
+  if (type == Type::bfloat16 && usesAmx()) {
+    constexpr int64_t kMostOfAll = 1 << 19;  // then oneDNN is as fast, where it has the activations
+    return outputs != 0 || inner.activation || outer.activation ||
+           (stride == 1 && images * expanded <= kMostOfAll);
+  }
   if (type == Type::bfloat16) {  // oneDNN is faster where these stay in the caches
     constexpr int64_t kFewest = 1 << 18;
     constexpr int64_t kFewestOfAll = 1 << 21;
@@ -246,7 +248,7 @@ bool Expansion::pays() const {
 }
 
 const char* Expansion::isa() const {
-  return type == Type::float32 ? Linear::kernels().name : "avx512_bf16";
+  return type == Type::float32 ? Linear::kernels().name : usesAmx() ? "amx_bf16" : "avx512_bf16";
 }
 
 std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) const {

@@ -61,5 +61,6 @@ struct NarrowKernels {
 };
 
 extern const NarrowKernels avx512_bf16;
+extern const NarrowKernels amx;
 
 }  // namespace llga::gemm

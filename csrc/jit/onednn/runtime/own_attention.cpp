@@ -29,16 +29,15 @@ const attention::Kernels* kernels() {
   return found;
 }
 
-// bfloat16 where there is AVX-512 and no AMX: our kernel would not use its matrix units.
 bool takes(std::optional<at::ScalarType> dtype) {
-  return dtype == at::kFloat || (dtype == at::kBFloat16 && supportsBf16() && !usesAmx());
+  return dtype == at::kFloat || (dtype == at::kBFloat16 && supportsBf16());
 }
 
 // Those whose products are of bfloat16, where there are any for this attention.
 const attention::Kernels* kernelsFor(const Attention& kernel) {
   const bool narrow = kernel.type == Attention::Type::bfloat16 && usesAvx512Bf16() &&
                       !kernel.key_across && kernel.least_key_norm < 0;
-  return narrow ? &attention::avx512_bf16 : kernels();
+  return !narrow ? kernels() : usesAmx() ? &attention::amx : &attention::avx512_bf16;
 }
 
 bool isAttention(const Node* node) {

@@ -281,7 +281,7 @@ std::optional<FoundQuantizedLinear> quantizedLinear(const Ops& ops, const Lowere
   kernel.rows = c10::multiply_integers(data) / kernel.inputs;
   kernel.outputs = (*found->weight.sizes)[found->outputs_last ? 1 : 0];
   kernel.to_float = !found->result_scale;
-  return kernel.isSupported()
+  return kernel.isSupported() && kernel.pays()
              ? std::optional(FoundQuantizedLinear{std::move(kernel), std::move(*found)})
              : std::nullopt;
 }
@@ -367,7 +367,14 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   const auto most = found.most ? *found.most / unit + zero_point : kLargest;
   const auto least = found.least ? std::nearbyint(*found.least / unit + zero_point) : 0;
   rescale.highest = static_cast<float>(std::min(kLargest, most));
+  rescale.highest_rounded =
+      static_cast<uint8_t>(std::clamp<double>(std::nearbyint(most), 0, kLargest));
   rescale.lowest = static_cast<uint8_t>(std::clamp<double>(least, 0, kLargest));
+  constexpr double kLargestSum = 1 << 30;
+  const auto largest = weight.flatten(1).to(at::kDouble).abs().sum(1) * kLargest;
+  rescale.fits =
+      (largest * scale.abs() + shift.abs()).max().item<double>() + kLargest * rescale.addend_scale <
+      kLargestSum;
   const auto weights = weight.flatten(1).sum(1, /*keepdim=*/false, at::kLong);
   const auto start = (weights * -found.data_scale.zero_point).to(at::kInt);
   for (const auto& numbers : {start, scale, shift}) {

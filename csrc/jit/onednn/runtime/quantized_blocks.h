@@ -32,9 +32,11 @@ struct Rescale {
   // Behind a function, to numbers of the result.
   float inverse;
   float zero_point;
-  // Of the result: the greatest before it is rounded, the least after.
+  // Of the result: the greatest before it is rounded and after, the least after.
   float highest;
+  uint8_t highest_rounded;
   uint8_t lowest;
+  bool fits;  // whether what is rounded fits into 32 bits whatever it is, to be cut off after that
 };
 
 // A matrix product: rows of a source in 8 bit by a weight in 8 bit. R: uint8_t, or float for real
@@ -80,5 +82,6 @@ struct Kernels {
 };
 
 extern const Kernels avx512_vnni;
+extern const Kernels amx;  // and AVX-512's for what is no product
 
 }  // namespace llga::quantized

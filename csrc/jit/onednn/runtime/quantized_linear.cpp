@@ -29,14 +29,18 @@ at::Tensor QuantizedSums::padded(const at::Tensor& numbers) {
       .contiguous();
 }
 
-const quantized::Kernels& QuantizedLinear::kernels() { return quantized::avx512_vnni; }
-
-bool QuantizedLinear::hasKernels() {
-  // With matrix units oneDNN's products are much faster than those here.
-  return usesAvx512Vnni() && !usesAmx();
+const quantized::Kernels& QuantizedLinear::kernels() {
+  return usesAmx() ? quantized::amx : quantized::avx512_vnni;
 }
 
+bool QuantizedLinear::hasKernels() { return usesAvx512Vnni(); }
+
 bool QuantizedLinear::isSupported() const { return hasKernels() && inputs % kTogether == 0; }
+
+bool QuantizedLinear::pays() const {
+  constexpr int64_t kMost = 1 << 29;  // products: by AMX, oneDNN's kernels do more of them faster
+  return !usesAmx() || rows * inputs * outputs <= kMost;
+}
 
 at::Tensor QuantizedLinear::ordered(const at::Tensor& weight, int64_t multiple) {
   const auto outputs = roundedUp(weight.size(0), kWidth);

@@ -1,5 +1,5 @@
 // Linear layers and pointwise convolutions of 8-bit data, on processors with AVX-512's instructions
-// for them: for unsigned data and signed weights that are symmetric.
+// for them or AMX: for unsigned data and signed weights that are symmetric.
 //
 // quantized_blocks.h has the arithmetic of one task; here the work is divided.
 #pragma once
@@ -39,9 +39,11 @@ struct QuantizedLinear {
 
   // Whether there is a kernel for this processor and these numbers. All below needs one.
   bool isSupported() const;
+  // Whether it is expected to be faster than oneDNN's kernel. Stateless.
+  bool pays() const;
   // Of the instruction sets, the one whose kernels run.
   static const quantized::Kernels& kernels();
-  // Whether this processor has them, and nothing faster.
+  // Whether this processor has them.
   static bool hasKernels();
 
   // The weight in the order in which the kernels read it (a view of it, or of a copy), from

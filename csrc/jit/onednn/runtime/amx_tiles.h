@@ -1,0 +1,229 @@
+// Matrix products by AMX. Included by sources that are compiled for it.
+//
+// Eight registers, the tiles, hold up to 16 rows of 64 bytes. One instruction adds to 16 x 16 sums
+// the products of 16 rows of a source and 64 bytes of a weight for each of 16 outputs, in the time
+// in which AVX-512 adds an eighth of them. Four tiles are sums, of up to 32 rows and 32 outputs:
+//
+//                weight 6    weight 7
+//     source 4   sums 0      sums 1
+//     source 5   sums 2      sums 3
+//
+// A configuration belongs to the thread; who computes by tiles makes its own and releases it.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace llga::amx {
+namespace {
+
+constexpr int64_t kRows = 16;      // of a tile
+constexpr int64_t kRowBytes = 64;  // likewise
+constexpr int64_t kOutputs = 16;   // sums of a row of a tile
+constexpr int64_t kMostRows = 2 * kRows;
+constexpr int64_t kMostOutputs = 2 * kOutputs;
+constexpr int64_t kUnit = 4;  // bytes of a source's row that meet an output together
+
+// How the bytes of a source's row are divided into steps: all alike, or as large as a tile with a
+// rest, which is copied and filled up with zeros.
+struct Steps {
+  int64_t count;  // without the rest
+  int64_t bytes;
+  int64_t rest;
+};
+
+constexpr Steps stepsOf(int64_t bytes) {
+  const auto units = bytes / kUnit;
+  const auto most = kRowBytes / kUnit;
+  const auto fewest = (units + most - 1) / most;
+  for (auto count = fewest; count <= fewest + 1; ++count) {
+    if (units % count == 0) {
+      return {count, bytes / count, 0};
+    }
+  }
+  return {bytes / kRowBytes, kRowBytes, bytes % kRowBytes};
+}
+
+// What there is of source and sums.
+struct Shape {
+  int64_t rows;     // up to kMostRows
+  int64_t outputs;  // up to kMostOutputs
+  int64_t bytes;    // of a source's row in a step
+};
+
+class Configuration {
+ public:
+  explicit Configuration(const Shape& shape) {
+    const auto first_rows = shape.rows < kRows ? shape.rows : kRows;
+    const auto first = shape.outputs < kOutputs ? shape.outputs : kOutputs;
+    const int64_t rows[] = {first_rows, shape.rows - first_rows};
+    const int64_t outputs[] = {first, shape.outputs - first};
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < 2; ++j) {
+        set(2 * i + j, rows[i], outputs[j] * kUnit);
+      }
+      set(4 + i, rows[i], shape.bytes);
+      set(6 + i, shape.bytes / kUnit, outputs[i] * kUnit);
+    }
+    const auto* config = &config_;
+    asm volatile("" ::"r"(config) : "memory");  // the intrinsic does not say what it reads
+    _tile_loadconfig(config);
+  }
+
+ private:
+  void set(int tile, int64_t rows, int64_t bytes) {
+    if (rows > 0 && bytes > 0) {
+      config_.rows[tile] = static_cast<uint8_t>(rows);
+      config_.bytes[tile] = static_cast<uint16_t>(bytes);
+    }
+  }
+
+  struct alignas(64) {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config_;
+};
+
+// Where the operands of a product lie. All strides in bytes.
+struct Operands {
+  const void* source;
+  int64_t source_stride;  // from row to row
+  const void* weight;
+  int64_t weight_stride;  // from unit to unit
+  int64_t next_outputs;   // from 16 outputs to the next ones
+};
+
+// What is fetched to the second level of cache while a product is computed.
+struct Fetched {
+  const char* from;
+  int64_t lines;  // in each step
+};
+
+// The rest of both, with zeros behind it. Used by one thread.
+struct alignas(kRowBytes) Rest {
+  char source[kMostRows][kRowBytes];
+  char weight[kMostOutputs / kOutputs][kRowBytes / kUnit][kRowBytes];
+
+  Operands operands() const {
+    return {source, kRowBytes, weight, kRowBytes, kRowBytes / kUnit * kRowBytes};
+  }
+
+  void copySource(const Operands& o, const Steps& steps, int64_t rows) {
+    const auto* from = static_cast<const char*>(o.source) + steps.count * steps.bytes;
+    const auto there = (uint64_t{1} << static_cast<unsigned>(steps.rest)) - 1;
+    for (int64_t r = 0; r < rows; ++r) {
+      _mm512_store_si512(source[r], _mm512_maskz_loadu_epi8(there, from + r * o.source_stride));
+    }
+  }
+
+  void copyWeight(const Operands& o, const Steps& steps, int64_t outputs) {
+    const auto first = steps.count * steps.bytes / kUnit;
+    for (int64_t i = 0; i < outputs; i += kOutputs) {
+      for (int64_t u = 0; u < kRowBytes / kUnit; ++u) {
+        const auto* from = static_cast<const char*>(o.weight) + (first + u) * o.weight_stride +
+                           i / kOutputs * o.next_outputs;
+        _mm512_store_si512(weight[i / kOutputs][u], u * kUnit < steps.rest
+                                                        ? _mm512_loadu_si512(from)
+                                                        : _mm512_setzero_si512());
+      }
+    }
+  }
+};
+
+// Adds the products of some steps to the sums. Op::multiply<i>() is the instruction for the sums i.
+template <typename Op, bool more_rows, bool more_outputs>
+void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fetched) {
+  const auto* source = static_cast<const char*>(o.source);
+  const auto* weight = static_cast<const char*>(o.weight);
+  const auto weight_step = bytes / kUnit * o.weight_stride;
+  const auto* coming = fetched.from;
+  for (int64_t step = 0; step < steps; ++step, source += bytes, weight += weight_step) {
+    for (int64_t i = 0; i < fetched.lines; ++i, coming += kRowBytes) {
+      __builtin_prefetch(coming, 0, 2);
+    }
+    _tile_loadd(6, weight, o.weight_stride);
+    _tile_loadd(4, source, o.source_stride);
+    Op::template multiply<0>();
+    if constexpr (more_outputs) {
+      _tile_loadd(7, weight + o.next_outputs, o.weight_stride);
+      Op::template multiply<1>();
+    }
+    if constexpr (more_rows) {
+      _tile_loadd(5, source + kRows * o.source_stride, o.source_stride);
+      Op::template multiply<2>();
+      if constexpr (more_outputs) {
+        Op::template multiply<3>();
+      }
+    }
+  }
+}
+
+// The sums begin with these numbers: with those of one row, if the stride is 0. Bytes, from row to
+// row.
+[[gnu::always_inline]] inline void start(const void* numbers, int64_t stride, const Shape& shape) {
+  const auto* first = static_cast<const char*>(numbers);
+  const auto* below = first + kRows * stride;
+  asm volatile("" ::: "memory");  // nor do the intrinsics that load
+  _tile_loadd(0, first, stride);
+  if (shape.outputs > kOutputs) {
+    _tile_loadd(1, first + kRowBytes, stride);
+  }
+  if (shape.rows > kRows) {
+    _tile_loadd(2, below, stride);
+    if (shape.outputs > kOutputs) {
+      _tile_loadd(3, below + kRowBytes, stride);
+    }
+  }
+}
+
+[[gnu::always_inline]] inline void startWithZero(const Shape& shape) {
+  _tile_zero(0);
+  if (shape.outputs > kOutputs) {
+    _tile_zero(1);
+  }
+  if (shape.rows > kRows) {
+    _tile_zero(2);
+    if (shape.outputs > kOutputs) {
+      _tile_zero(3);
+    }
+  }
+}
+
+[[gnu::always_inline]] inline void store(void* numbers, int64_t stride, const Shape& shape) {
+  auto* first = static_cast<char*>(numbers);
+  auto* below = first + kRows * stride;
+  _tile_stored(0, first, stride);
+  if (shape.outputs > kOutputs) {
+    _tile_stored(1, first + kRowBytes, stride);
+  }
+  if (shape.rows > kRows) {
+    _tile_stored(2, below, stride);
+    if (shape.outputs > kOutputs) {
+      _tile_stored(3, below + kRowBytes, stride);
+    }
+  }
+}
+
+// For sums of any shape. `rest`: with the rest of the weight, if there is one.
+template <typename Op>
+[[gnu::always_inline]] inline void accumulate(const Operands& o, const Steps& steps,
+                                              const Shape& shape, Rest& rest,
+                                              const Fetched& fetched = {}) {
+  const bool more_outputs = shape.outputs > kOutputs;
+  const auto add = shape.rows > kRows
+                       ? (more_outputs ? addSteps<Op, true, true> : addSteps<Op, true, false>)
+                       : (more_outputs ? addSteps<Op, false, true> : addSteps<Op, false, false>);
+  add(o, steps.count, steps.bytes, fetched);
+  if (steps.rest != 0) {
+    rest.copySource(o, steps, shape.rows);
+    asm volatile("" ::: "memory");
+    add(rest.operands(), 1, steps.bytes, {});
+  }
+}
+
+}  // namespace
+}  // namespace llga::amx

@@ -1,0 +1,136 @@
+// Compiled for AVX-512 (F, BW, VL, VNNI) and AMX (8 bit).
+#include "jit/onednn/runtime/simd_avx512.h"
+
+#include "jit/onednn/runtime/amx_tiles.h"
+#include "jit/onednn/runtime/quantized_kernel.h"
+
+namespace llga::quantized {
+namespace {
+
+struct Products {
+  template <int sums>
+  [[gnu::always_inline]] static void multiply() {
+    if constexpr (sums == 0) {
+      _tile_dpbusd(0, 4, 6);
+    } else if constexpr (sums == 1) {
+      _tile_dpbusd(1, 4, 7);
+    } else if constexpr (sums == 2) {
+      _tile_dpbusd(2, 5, 6);
+    } else {
+      _tile_dpbusd(3, 5, 7);
+    }
+  }
+};
+
+using RowSums = int32_t[kPiece];
+
+// A panel of up to kPiece outputs, from `first` on, in registers of 16.
+struct Panel {
+  int64_t first;
+  int64_t vectors;
+};
+
+template <typename R>
+amx::Operands operandsOf(const ProductOf<R>& p, int64_t row, int64_t o) {
+  return {p.source + row * p.source_stride, p.source_stride, p.weight + o * p.inputs, kPiece,
+          kWidth * p.inputs};
+}
+
+// Sums of `rows` rows from `row` on; `rests`: of the panel's pairs of registers.
+template <typename R>
+void multiplyTiles(const ProductOf<R>& p, int64_t row, int64_t rows, const Panel& panel,
+                   const amx::Steps& steps, amx::Rest* rests, amx::Fetched fetched, RowSums* sums) {
+  for (int64_t v = 0; v < panel.vectors; v += 2, ++rests) {
+    const auto o = panel.first + v * kWidth;
+    const amx::Shape shape{rows, (panel.vectors - v < 2 ? 1 : 2) * kWidth, steps.bytes};
+    amx::startWithZero(shape);
+    amx::accumulate<Products>(operandsOf(p, row, o), steps, shape, *rests, fetched);
+    amx::store(&sums[0][v * kWidth], sizeof(RowSums), shape);
+    fetched.from += fetched.lines * steps.count * kPiece;
+  }
+}
+
+// What the sums of a panel come to; `count`: of its outputs that there are.
+template <typename R, int vectors>
+void finishRows(const ProductOf<R>& p, int64_t row, int64_t rows, int64_t o, int64_t count,
+                const RowSums* sums) {
+  const auto rescale = from(p.rescale, o);
+  const Affine<vectors> affine(rescale);
+  __m512i start[vectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; ++v) {
+    start[v] = load(rescale.start + v * kWidth);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    __m512i registers[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      registers[v] = _mm512_add_epi32(load(sums[r] + v * kWidth), start[v]);
+    }
+    const auto target = targetOf(p, row + r, o);
+    if (rescale.function != Function::none) {
+      finishSlowly(registers, vectors, rescale, target, count);
+    } else {
+      finish<vectors>(registers, affine, rescale, target, count);
+    }
+  }
+}
+
+// The weights behind a panel are fetched while rows meet it, in blocks.
+template <typename R>
+amx::Fetched behind(const ProductOf<R>& p, const Panel& panel, int64_t blocks, int64_t steps) {
+  const auto next = panel.first + panel.vectors * kWidth;
+  const auto left = (p.outputs + kWidth - 1) / kWidth * kWidth - next;
+  const auto outputs = left < panel.vectors * kWidth ? left : panel.vectors * kWidth;
+  const auto pairs = (panel.vectors + 1) / 2;
+  const auto each = blocks * pairs * steps * kPiece;
+  return {reinterpret_cast<const char*>(p.weight) + next * p.inputs,
+          (outputs * p.inputs + each - 1) / each};
+}
+
+template <typename R>
+void multiplyByTiles(const ProductOf<R>& p) {
+  using Finish = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t, const RowSums*);
+  constexpr Finish kFinish[] = {finishRows<R, 1>, finishRows<R, 2>, finishRows<R, 3>,
+                                finishRows<R, 4>};
+  const auto steps = amx::stepsOf(p.inputs);
+  const auto vectors = (p.outputs + kWidth - 1) / kWidth;
+  // Twice: the sums of one block are rounded while those of the next are added up.
+  alignas(kPiece) RowSums sums[2][amx::kMostRows];
+  amx::Rest rests[2];
+  int turn = 0;
+  const auto whole = p.rows / amx::kMostRows * amx::kMostRows;
+  const int64_t ends[] = {whole, p.rows};
+  int64_t row = 0;
+  for (const auto end : ends) {
+    if (row == end) {
+      continue;
+    }
+    const auto most = end - row < amx::kMostRows ? end - row : amx::kMostRows;
+    const amx::Configuration configuration({most, amx::kMostOutputs, steps.bytes});
+    for (int64_t v = 0; v < vectors; v += kVectors) {
+      const Panel panel{v * kWidth, vectors - v < kVectors ? vectors - v : kVectors};
+      for (int64_t i = 0; steps.rest != 0 && i < panel.vectors; i += 2) {
+        rests[i / 2].copyWeight(operandsOf(p, 0, panel.first + i * kWidth), steps,
+                                (panel.vectors - i < 2 ? 1 : 2) * kWidth);
+      }
+      const auto left = p.outputs - panel.first;
+      const auto count = left < panel.vectors * kWidth ? left : panel.vectors * kWidth;
+      auto fetched = behind(p, panel, (end - row) / most, steps.count);
+      for (auto r = row; r < end; r += most) {
+        multiplyTiles(p, r, most, panel, steps, rests, fetched, sums[turn]);
+        fetched.from += fetched.lines * steps.count * kPiece * ((panel.vectors + 1) / 2);
+        kFinish[panel.vectors - 1](p, r, most, panel.first, count, sums[turn]);
+        turn = 1 - turn;
+      }
+    }
+    row = end;
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+const Kernels amx{"amx_int8", multiplyByTiles<uint8_t>, multiplyByTiles<float>, find, toPieces};
+
+}  // namespace llga::quantized
