@@ -3091,6 +3091,109 @@ def test_linear_of_one_row(size: tuple[int, ...], bias: bool, activation: str) -
     assert own or "llga_gemv:avx2" not in kernels_of(m, x)
 
 
+TILED = "llga_gemm:amx_bf16"
+
+
+class Tiled(NamedTuple):
+    """A linear layer of bfloat16, or of images a pointwise convolution, and what follows it."""
+
+    size: tuple[int, ...]
+    outputs: int
+    code: str = "self.l(x)"
+    bias: bool = True
+    threads: int = 2
+    own: bool = True
+
+
+TILED_LINEAR = {
+    "plain": Tiled((40, 64), 96),
+    "no bias": Tiled((40, 64), 96, bias=False),
+    # No whole tiles of rows, outputs or inputs; several blocks of rows, and of inputs.
+    "uneven rows": Tiled((2, 35, 64), 32),
+    "uneven outputs": Tiled((20, 64), 83),
+    "few outputs": Tiled((33, 32), 7),
+    "uneven inputs": Tiled((45, 74), 60),
+    "few inputs": Tiled((17, 2), 40),
+    "many rows": Tiled((3, 219, 34), 50),
+    "many inputs": Tiled((49, 1030), 70),
+    "all uneven": Tiled((301, 550), 103),
+    "few rows": Tiled((3, 64), 96),
+    "one row": Tiled((1, 64), 96),
+    "one thread": Tiled((150, 320), 200, threads=1),
+    "two threads, by rows": Tiled((600, 130), 70),
+    "two threads, by outputs": Tiled((90, 130), 700),
+    "sum": Tiled((40, 64), 64, "self.l(x) + x"),
+    "sum first": Tiled((40, 64), 64, "x + self.l(x)"),
+    "sum over its addend": Tiled((70, 64), 64, "z = torch.tanh(x * 2)\nreturn z + self.l(x)"),
+    "relu": Tiled((40, 64), 96, "F.relu(self.l(x))"),
+    "relu of a sum": Tiled((40, 64), 64, "F.relu(self.l(x) + x)"),
+    "gelu": Tiled((50, 64), 1000, "F.gelu(self.l(x))"),
+    "gelu, tanh": Tiled((50, 64), 300, "F.gelu(self.l(x), approximate='tanh')"),
+    "silu": Tiled((50, 64), 83, "F.silu(self.l(x))"),
+    "sigmoid": Tiled((50, 64), 83, "torch.sigmoid(self.l(x))"),
+    "tanh": Tiled((50, 64), 83, "torch.tanh(self.l(x))"),
+    "hardswish": Tiled((50, 64), 83, "F.hardswish(self.l(x))"),
+    "images": Tiled((2, 32, 9, 11), 72),
+    "images, sum": Tiled((1, 32, 9, 11), 32, "F.relu(self.l(x) + x)"),
+    "images, silu": Tiled((2, 34, 9, 11), 33, "F.silu(self.l(x))"),
+    "one pixel": Tiled((20, 32, 1, 1), 8, "F.relu(self.l(x))"),
+    # What stays with oneDNN.
+    "odd inputs": Tiled((40, 63), 96, own=False),
+    "few rows by a large weight": Tiled((15, 768), 768, own=False),
+    "many products": Tiled((1100, 704), 704, own=False),
+    "other activation": Tiled((40, 64), 96, "F.elu(self.l(x))", own=False),
+}
+
+
+def tiled(case: Tiled) -> nn.Module:
+    linear: nn.Module
+    if len(case.size) == 4:
+        linear = nn.Conv2d(case.size[1], case.outputs, 1, bias=case.bias)
+    else:
+        linear = nn.Linear(case.size[-1], case.outputs, bias=case.bias)
+    code = case.code if "return" in case.code else f"return {case.code}"
+    return net(code, l=linear).eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", TILED_LINEAR)
+def test_bfloat16_linear(case: str) -> None:
+    """With matrix units they have a kernel of our own."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = TILED_LINEAR[case]
+    torch.set_num_threads(c.threads)
+    layout = torch.channels_last if len(c.size) == 4 else None
+    m = tiled(c)
+    x = torch.randn(c.size)
+    check(m, [x], dtype=torch.bfloat16, memory_format=layout)
+    x = x.to(torch.bfloat16, memory_format=layout or torch.preserve_format)
+    found = kernels_of(m.bfloat16(), x)
+    assert (TILED in found) == (c.own and has_matrix_units()), found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("inputs", [64, 74])
+def test_bfloat16_linear_with_special_values(inputs: int, value: float) -> None:
+    """They reach the results of their row or output, and no others."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("self.l(x)", l=nn.Linear(inputs, 40)).eval().bfloat16()
+    x = torch.randn(36, inputs).bfloat16()
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in ((0, 0), (35, inputs - 1), (17, 33)):
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        m.l.weight[5, inputs - 1] = value
+        m.l.weight[39, 0] = value
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
 @pytest.mark.parametrize("activation", ["", "F.relu", "F.hardswish"])
 def test_linear_of_one_row_with_special_values(activation: str) -> None:
     m = net(f"{activation}(self.l(x))", l=nn.Linear(45, 20)).eval()

@@ -52,40 +52,54 @@ struct Shape {
   int64_t bytes;    // of a source's row in a step
 };
 
+// The thread's configuration while it lives. oneDNN and others load their own before they compute.
 class Configuration {
  public:
-  explicit Configuration(const Shape& shape) {
+  Configuration() = default;
+  Configuration(const Configuration&) = delete;
+  Configuration& operator=(const Configuration&) = delete;
+  ~Configuration() { _tile_release(); }
+
+  void load(const Shape& shape) {
+    if (shape.rows == shape_.rows && shape.outputs == shape_.outputs &&
+        shape.bytes == shape_.bytes) {
+      return;
+    }
+    shape_ = shape;
     const auto first_rows = shape.rows < kRows ? shape.rows : kRows;
     const auto first = shape.outputs < kOutputs ? shape.outputs : kOutputs;
     const int64_t rows[] = {first_rows, shape.rows - first_rows};
     const int64_t outputs[] = {first, shape.outputs - first};
+    Numbers numbers;
     for (int i = 0; i < 2; ++i) {
       for (int j = 0; j < 2; ++j) {
-        set(2 * i + j, rows[i], outputs[j] * kUnit);
+        numbers.set(2 * i + j, rows[i], outputs[j] * kUnit);
       }
-      set(4 + i, rows[i], shape.bytes);
-      set(6 + i, shape.bytes / kUnit, outputs[i] * kUnit);
+      numbers.set(4 + i, rows[i], shape.bytes);
+      numbers.set(6 + i, shape.bytes / kUnit, outputs[i] * kUnit);
     }
-    const auto* config = &config_;
-    asm volatile("" ::"r"(config) : "memory");  // the intrinsic does not say what it reads
-    _tile_loadconfig(config);
+    const auto* all = &numbers;
+    asm volatile("" ::"r"(all) : "memory");  // the intrinsic does not say what it reads
+    _tile_loadconfig(all);
   }
 
  private:
-  void set(int tile, int64_t rows, int64_t bytes) {
-    if (rows > 0 && bytes > 0) {
-      config_.rows[tile] = static_cast<uint8_t>(rows);
-      config_.bytes[tile] = static_cast<uint16_t>(bytes);
+  struct alignas(64) Numbers {
+    void set(int tile, int64_t some_rows, int64_t some_bytes) {
+      if (some_rows > 0 && some_bytes > 0) {
+        rows[tile] = static_cast<uint8_t>(some_rows);
+        bytes[tile] = static_cast<uint16_t>(some_bytes);
+      }
     }
-  }
 
-  struct alignas(64) {
     uint8_t palette = 1;
     uint8_t start_row = 0;
     uint8_t reserved[14] = {};
     uint16_t bytes[16] = {};
     uint8_t rows[16] = {};
-  } config_;
+  };
+
+  Shape shape_{};
 };
 
 // Where the operands of a product lie. All strides in bytes.
@@ -162,12 +176,11 @@ void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fe
   }
 }
 
-// The sums begin with these numbers: with those of one row, if the stride is 0. Bytes, from row to
-// row.
-[[gnu::always_inline]] inline void start(const void* numbers, int64_t stride, const Shape& shape) {
+// The sums begin with these numbers; bytes from row to row.
+[[gnu::always_inline]] inline void startWith(const void* numbers, int64_t stride,
+                                             const Shape& shape) {
   const auto* first = static_cast<const char*>(numbers);
   const auto* below = first + kRows * stride;
-  asm volatile("" ::: "memory");  // nor do the intrinsics that load
   _tile_loadd(0, first, stride);
   if (shape.outputs > kOutputs) {
     _tile_loadd(1, first + kRowBytes, stride);
@@ -208,21 +221,23 @@ void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fe
   }
 }
 
-// For sums of any shape. `rest`: with the rest of the weight, if there is one.
+// For sums of any shape.
 template <typename Op>
-[[gnu::always_inline]] inline void accumulate(const Operands& o, const Steps& steps,
-                                              const Shape& shape, Rest& rest,
-                                              const Fetched& fetched = {}) {
+[[gnu::always_inline]] inline void accumulate(const Operands& o, int64_t steps, const Shape& shape,
+                                              const Fetched& fetched) {
   const bool more_outputs = shape.outputs > kOutputs;
   const auto add = shape.rows > kRows
                        ? (more_outputs ? addSteps<Op, true, true> : addSteps<Op, true, false>)
                        : (more_outputs ? addSteps<Op, false, true> : addSteps<Op, false, false>);
-  add(o, steps.count, steps.bytes, fetched);
-  if (steps.rest != 0) {
-    rest.copySource(o, steps, shape.rows);
-    asm volatile("" ::: "memory");
-    add(rest.operands(), 1, steps.bytes, {});
-  }
+  add(o, steps, shape.bytes, fetched);
+}
+
+// Likewise, of the rest; that of the weight is there.
+template <typename Op>
+void accumulateRest(const Operands& o, const Steps& steps, const Shape& shape, Rest& rest) {
+  rest.copySource(o, steps, shape.rows);
+  asm volatile("" ::: "memory");  // what the intrinsics read
+  accumulate<Op>(rest.operands(), 1, shape, {});
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include "jit/onednn/runtime/amx_tiles.h"
 #include "jit/onednn/runtime/gemm_kernel.h"
+// Behind it.
+#include "jit/onednn/runtime/activations.h"
 
 namespace llga::gemm {
 namespace {
@@ -24,101 +26,169 @@ struct Products {
 
 static_assert(kPanel == amx::kMostOutputs);
 
+struct Identity {
+  LLGA_VECTOR_INLINE static V of(V x) { return x; }
+};
+
 // What follows the sums of a block, to the result.
-template <typename R>
+template <typename Function, typename R>
 void finishRows(const ProblemOf<Bfloat16, R>& p, int64_t row, const amx::Shape& shape, int64_t o,
                 const float* sums) {
-  for (int64_t r = 0; r < shape.rows; ++r) {
-    const auto at = (row + r) * p.outputs + o;
-    for (int64_t i = 0; i < shape.outputs; i += kWidth) {
-      const auto left = shape.outputs - i;
-      auto sum = load(sums + r * kPanel + i);
-      if (left >= kWidth) {
-        if (p.addend != nullptr) {
-          sum = Simd::add(sum, load(p.addend + at + i));
-        }
-        store(p.result + at + i, rectified(sum, p.rectifier));
+  for (int64_t i = 0; i < shape.outputs; i += kWidth) {
+    const auto left = shape.outputs - i;
+    const bool whole = left >= kWidth;
+    const auto bias = p.bias == nullptr ? Simd::zero()
+                      : whole           ? load(p.bias + o + i)
+                                        : loadFirst(p.bias + o + i, left);
+    for (int64_t r = 0; r < shape.rows; ++r) {
+      const auto at = (row + r) * p.outputs + o + i;
+      auto sum = Simd::add(load(sums + r * kPanel + i), bias);
+      if (p.addend != nullptr) {
+        sum = Simd::add(sum, whole ? load(p.addend + at) : loadFirst(p.addend + at, left));
+      }
+      sum = Function::of(rectified(sum, p.rectifier));
+      if (whole) {
+        store(p.result + at, sum);
       } else {
-        if (p.addend != nullptr) {
-          sum = Simd::add(sum, loadFirst(p.addend + at + i, left));
-        }
-        storeFirst(p.result + at + i, rectified(sum, p.rectifier), left);
+        storeFirst(p.result + at, sum, left);
       }
     }
+  }
+}
+
+template <typename R>
+using Finish = void (*)(const ProblemOf<Bfloat16, R>&, int64_t, const amx::Shape&, int64_t,
+                        const float*);
+
+Finish<Bfloat16> finishWith(Activation activation) {
+  switch (activation) {
+    case Activation::sigmoid:
+      return finishRows<Sigmoid, Bfloat16>;
+    case Activation::silu:
+      return finishRows<Silu, Bfloat16>;
+    case Activation::tanh:
+      return finishRows<Tanh, Bfloat16>;
+    case Activation::gelu:
+      return finishRows<Gelu, Bfloat16>;
+    default:
+      return finishRows<TanhGelu, Bfloat16>;
   }
 }
 
 // Whether sums are the result as they are.
 bool isPlain(const ProblemOf<Bfloat16, Bfloat16>& /*problem*/) { return false; }
 bool isPlain(const ProblemOf<Bfloat16, float>& problem) {
-  return problem.addend == nullptr && problem.rectifier == Rectifier::none;
+  return problem.bias == nullptr && problem.addend == nullptr &&
+         problem.rectifier == Rectifier::none;
+}
+
+// Sums of a block are kept while others are added to, since what meets all rows of a few blocks, a
+// panel's weights of so many steps, stays in the first level of cache.
+constexpr int64_t kBlocks = 8;
+constexpr int64_t kSteps = 8;
+
+template <typename R>
+class Multiplication {
+ public:
+  Multiplication(const ProblemOf<Bfloat16, R>& problem, const Task& task, Finish<R> finish)
+      : p_(problem),
+        end_(task.first_output + task.outputs),
+        steps_(amx::stepsOf(p_.inputs * int64_t{sizeof(Bfloat16)})),
+        finish_(finish) {}
+
+  // Up to kBlocks blocks of rows by a panel of outputs.
+  void run(int64_t row, int64_t rows, int64_t o) {
+    constexpr int64_t kPair = 2 * sizeof(Bfloat16);
+    const auto* weight = p_.weight + o / kPanel * p_.weight_stride;
+    const auto left = end_ - o;
+    amx::Shape shape{0, left < kPanel ? left : kPanel, steps_.bytes};
+    amx::Operands operands{nullptr, p_.source_stride * int64_t{sizeof(Bfloat16)}, weight,
+                           kPanel * kPair, kWidth * kPair};
+    if (steps_.rest != 0) {
+      rest_.copyWeight(operands, steps_, shape.outputs);
+    }
+    const auto blocks = (rows + amx::kMostRows - 1) / amx::kMostRows;
+    amx::Fetched fetched{reinterpret_cast<const char*>(weight + p_.weight_stride), 0};
+    if (left > kPanel) {
+      const auto lines = p_.inputs * kPanel * int64_t{sizeof(Bfloat16)} / amx::kRowBytes;
+      const auto each = blocks * (steps_.count > 0 ? steps_.count : 1);
+      fetched.lines = (lines + each - 1) / each;
+    }
+    int64_t step = 0;
+    do {
+      const auto count = steps_.count - step < kSteps ? steps_.count - step : kSteps;
+      const bool last = step + count == steps_.count;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const auto first = row + b * amx::kMostRows;
+        shape.rows = row + rows - first < amx::kMostRows ? row + rows - first : amx::kMostRows;
+        configuration_.load(shape);
+        if (step == 0) {
+          amx::startWithZero(shape);
+        } else {
+          amx::startWith(sums_[b], kRowSums, shape);
+        }
+        const auto* source = p_.source + first * p_.source_stride;
+        operands.source = reinterpret_cast<const char*>(source) + step * steps_.bytes;
+        operands.weight = reinterpret_cast<const char*>(weight) +
+                          step * steps_.bytes / amx::kUnit * operands.weight_stride;
+        amx::accumulate<Products>(operands, count, shape, fetched);
+        fetched.from += fetched.lines * count * amx::kRowBytes;
+        if (last && steps_.rest != 0) {
+          operands.source = source;
+          amx::accumulateRest<Products>(operands, steps_, shape, rest_);
+        }
+        if (last && isPlain(p_)) {
+          amx::store(p_.result + first * p_.outputs + o, p_.outputs * int64_t{sizeof(R)}, shape);
+          continue;
+        }
+        amx::store(sums_[b], kRowSums, shape);
+        if (last) {
+          finish_(p_, first, shape, o, sums_[b]);
+        }
+      }
+      step += count;
+    } while (step < steps_.count);
+  }
+
+ private:
+  static constexpr int64_t kRowSums = kPanel * sizeof(float);  // bytes
+
+  const ProblemOf<Bfloat16, R>& p_;
+  int64_t end_;  // of the outputs
+  amx::Steps steps_;
+  Finish<R> finish_;
+  amx::Configuration configuration_;
+  amx::Rest rest_;
+  alignas(amx::kRowBytes) float sums_[kBlocks][amx::kMostRows * kPanel];
+};
+
+template <typename R>
+void runByTiles(const ProblemOf<Bfloat16, R>& p, const Task& task, Finish<R> finish) {
+  Multiplication<R> multiplication(p, task, finish);
+  constexpr int64_t kMost = kBlocks * amx::kMostRows;
+  for (int64_t row = 0; row < task.rows; row += kMost) {
+    const auto rows = task.rows - row < kMost ? task.rows - row : kMost;
+    for (int64_t o = 0; o < task.outputs; o += kPanel) {
+      multiplication.run(task.first_row + row, rows, task.first_output + o);
+    }
+  }
 }
 
 template <typename R>
-void runByTiles(const ProblemOf<Bfloat16, R>& p, const Task& task) {
-  constexpr int64_t kPair = 2 * sizeof(Bfloat16);
-  if (p.pieces != 1) {
+void run(const ProblemOf<Bfloat16, R>& p, const Task& task) {
+  if (p.pieces == 1) {
+    runByTiles<R>(p, task, finishRows<Identity, R>);
+  } else {
     runTask(p, task);
-    return;
   }
-  const auto steps = amx::stepsOf(p.inputs * int64_t{sizeof(Bfloat16)});
-  const auto stride = p.source_stride * int64_t{sizeof(Bfloat16)};
-  amx::Rest rest;
-  const auto last = task.first_output + task.outputs;
-  alignas(amx::kRowBytes) float sums[2][amx::kMostRows * kPanel];
-  int turn = 0;
-  const auto end = task.first_row + task.rows;
-  const auto whole = end - task.rows % amx::kMostRows;
-  // Blocks of all rows of a tile and the rest, by panels and what there is of the last one: each of
-  // the four has a configuration.
-  const auto last_panel = last - (last - task.first_output) % kPanel;
-  const int64_t row_ends[] = {whole, end};
-  const int64_t output_ends[] = {last_panel, last};
-  auto first_row = task.first_row;
-  for (const auto row_end : row_ends) {
-    auto first_output = task.first_output;
-    for (const auto output_end : output_ends) {
-      if (first_row == row_end || first_output == output_end) {
-        continue;
-      }
-      const auto left = output_end - first_output;
-      const amx::Shape shape{
-          row_end - first_row < amx::kMostRows ? row_end - first_row : amx::kMostRows,
-          left < kPanel ? left : kPanel, steps.bytes};
-      const amx::Configuration configuration(shape);
-      for (auto o = first_output; o < output_end; o += kPanel) {
-        amx::Operands operands{nullptr, stride, p.weight + o / kPanel * p.weight_stride,
-                               kPanel * kPair, kWidth * kPair};
-        if (steps.rest != 0) {
-          rest.copyWeight(operands, steps, shape.outputs);
-        }
-        for (auto row = first_row; row < row_end; row += shape.rows) {
-          if (p.bias != nullptr) {
-            amx::start(p.bias + o, 0, shape);
-          } else {
-            amx::startWithZero(shape);
-          }
-          operands.source = p.source + row * p.source_stride;
-          amx::accumulate<Products>(operands, steps, shape, rest);
-          if (isPlain(p)) {
-            amx::store(p.result + row * p.outputs + o, p.outputs * int64_t{sizeof(R)}, shape);
-            continue;
-          }
-          auto* block = sums[turn];
-          turn = 1 - turn;
-          amx::store(block, kPanel * sizeof(float), shape);
-          finishRows(p, row, shape, o, block);
-        }
-      }
-      first_output = output_end;
-    }
-    first_row = row_end;
-  }
-  _tile_release();
+}
+
+void runActivated(const ProblemOf<Bfloat16, Bfloat16>& p, const Task& task, Activation activation) {
+  runByTiles<Bfloat16>(p, task, finishWith(activation));
 }
 
 }  // namespace
 
-const NarrowKernels amx{kPanel, runByTiles<float>, runByTiles<Bfloat16>};
+const NarrowKernels amx{kPanel, run<float>, run<Bfloat16>, runActivated};
 
 }  // namespace llga::gemm

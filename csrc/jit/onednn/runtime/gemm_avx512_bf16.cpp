@@ -5,6 +5,7 @@
 
 namespace llga::gemm {
 
-const NarrowKernels avx512_bf16{kPanel, runTask<Bfloat16, float>, runTask<Bfloat16, Bfloat16>};
+const NarrowKernels avx512_bf16{kPanel, runTask<Bfloat16, float>, runTask<Bfloat16, Bfloat16>,
+                                nullptr};
 
 }  // namespace llga::gemm

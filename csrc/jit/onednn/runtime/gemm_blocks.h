@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/bfloat16.h"
 #include "jit/onednn/runtime/rectifier.h"
 
@@ -53,11 +54,14 @@ struct Kernels {
 extern const Kernels avx2;
 extern const Kernels avx512;
 
-// With AVX-512's instructions for bfloat16; an even number of inputs.
+// With AVX-512's instructions for bfloat16, or AMX; an even number of inputs.
 struct NarrowKernels {
   int64_t panel;
   void (*toWide)(const ProblemOf<Bfloat16, float>& problem, const Task& task);
   void (*toNarrow)(const ProblemOf<Bfloat16, Bfloat16>& problem, const Task& task);
+  // Likewise, with an activation behind all else, of a source in one piece; null without AMX.
+  void (*toActivated)(const ProblemOf<Bfloat16, Bfloat16>& problem, const Task& task,
+                      Activation activation);
 };
 
 extern const NarrowKernels avx512_bf16;

@@ -49,4 +49,46 @@ void Linear::run(const Data& data) const {
   });
 }
 
+bool NarrowLinear::hasKernels() { return usesAmx(); }
+
+bool NarrowLinear::isSupported() const { return hasKernels() && inputs % 2 == 0; }
+
+bool NarrowLinear::pays() const {
+  constexpr int64_t kFewRows = 16;             // that meet weights which are in no cache
+  constexpr int64_t kSmall = 1 << 19;          // numbers of a weight that is in one
+  constexpr int64_t kMost = int64_t{1} << 29;  // products: of more, oneDNN's kernel is as fast
+  return rows * inputs * outputs <= kMost && (rows >= kFewRows || inputs * outputs <= kSmall);
+}
+
+std::vector<int64_t> NarrowLinear::weightSizes() const {
+  const auto panel = gemm::amx.panel;
+  return {(outputs + panel - 1) / panel, inputs / 2, 2 * panel};
+}
+
+void NarrowLinear::run(const Data& data) const {
+  constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
+  const auto panel = gemm::amx.panel;
+  const gemm::ProblemOf<Bfloat16, Bfloat16> problem{
+      rows,        inputs,         outputs,   rectifier,   data.source, inputs,
+      data.weight, inputs * panel, data.bias, data.addend, data.result};
+  const auto panels = weightSizes()[0];
+  const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
+  // What is divided is read by one thread, the other operand by all.
+  const bool by_outputs = outputs >= rows && panels >= wanted;
+  const auto units = by_outputs ? panels : rows;
+  const auto parts = std::clamp<int64_t>(wanted, 1, units);
+  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
+    const auto from = units * first / parts;
+    const auto to = units * last / parts;
+    const gemm::Task task =
+        by_outputs ? gemm::Task{0, rows, from * panel, std::min(to * panel, outputs) - from * panel}
+                   : gemm::Task{from, to - from, 0, outputs};
+    if (activation) {
+      gemm::amx.toActivated(problem, task, *activation);
+    } else {
+      gemm::amx.toNarrow(problem, task);
+    }
+  });
+}
+
 }  // namespace llga

@@ -4,14 +4,19 @@
 // oneDNN's gemm for AVX2 copies weights to panels in each call, or reads them where they lie with a
 // cache miss a row. Here they lie in panels, once and for all.
 //
+// And linear layers and pointwise convolutions of bfloat16 data by AMX: while oneDNN's kernels wait
+// for the weights of a model, which are in no cache, these fetch the next ones.
+//
 // gemm_blocks.h has the arithmetic of one task; here the work is divided.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/gemm_blocks.h"
 
 namespace llga {
@@ -39,6 +44,36 @@ struct Linear {
   std::vector<int64_t> weightSizes() const;
   // From (inputs, outputs). With twice the numbers in a panel, pairs of inputs lie side by side.
   static void toPanels(const at::Tensor& weight, const at::Tensor& panels);
+
+  // Source and result are dense rows.
+  void run(const Data& data) const;
+};
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does.
+struct NarrowLinear {
+  int64_t rows = 0;
+  int64_t inputs = 0;
+  int64_t outputs = 0;
+  Rectifier rectifier = Rectifier::none;
+  std::optional<Activation> activation = {};  // behind it
+
+  struct Data {
+    const Bfloat16* source;
+    const Bfloat16* weight;  // as Linear::toPanels() made it
+    const float* bias;       // or null
+    const Bfloat16* addend;  // like the result, or null; may be the result
+    Bfloat16* result;        // overlaps nothing else
+  };
+
+  // Whether this processor has AMX.
+  static bool hasKernels();
+  // Whether there is a kernel for these numbers. All below needs one.
+  bool isSupported() const;
+  // Whether it is expected to be faster than oneDNN's kernel. Stateless.
+  bool pays() const;
+
+  // Sizes of the weight in panels: panels, pairs of inputs, numbers of a panel.
+  std::vector<int64_t> weightSizes() const;
 
   // Source and result are dense rows.
   void run(const Data& data) const;

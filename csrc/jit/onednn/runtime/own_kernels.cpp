@@ -495,6 +495,78 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
   return isFloat(found.result) && (row || rows) ? std::optional(found) : std::nullopt;
 }
 
+std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph) {
+  const auto& product = *ops[0];
+  if (!ownKernels() || !NarrowLinear::hasKernels()) {
+    return std::nullopt;
+  }
+  auto isNarrow = [](const Operand& operand) {
+    return operand.dtype == at::kBFloat16 && operand.sizes && !operand.sizes->empty();
+  };
+  auto isConstant = [&](const Operand& operand) { return graph.operands.at(operand.id).constant; };
+  const bool image = isPointwise(product, graph, at::kBFloat16);
+  const auto& inputs = product.inputs();
+  if ((!image && (product.kind() != OpKind::MatMul || isSet(product, Attr::transpose_a))) ||
+      !isNarrow(inputs[0]) || !isNarrow(inputs[1]) || !isConstant(inputs[1]) ||
+      inputs[1].sizes->size() != (image ? 4 : 2)) {
+    return std::nullopt;
+  }
+  FoundNarrowLinear found{
+      {}, &product, inputs[0],           inputs[1], !image && !isSet(product, Attr::transpose_b),
+      {}, {},       product.outputs()[0]};
+  const auto& weight = *found.weight.sizes;
+  auto& kernel = found.kernel;
+  kernel.inputs = weight[found.outputs_last ? 0 : 1];
+  kernel.outputs = weight[found.outputs_last ? 1 : 0];
+  kernel.rows = c10::multiply_integers(*found.data.sizes) / kernel.inputs;
+  auto isBias = [&](const Operand& operand) {
+    const bool fits = operand.sizes && c10::multiply_integers(*operand.sizes) == kernel.outputs &&
+                      (operand.sizes->size() == 1 || operand.sizes->back() == kernel.outputs);
+    return (isNarrow(operand) || operand.dtype == at::kFloat) && fits && isConstant(operand);
+  };
+  if (inputs.size() == 3) {
+    if (!isBias(inputs[2])) {
+      return std::nullopt;
+    }
+    found.bias = inputs[2];
+  }
+  size_t next = 1;
+  for (; next < ops.size() && ops[next]->kind() == OpKind::Add; ++next) {
+    const auto& terms = ops[next]->inputs();
+    const bool left = terms[0].id == found.result.id;
+    const auto& term = terms[left ? 1 : 0];
+    if (left == (terms[1].id == found.result.id) ||
+        ops[next]->outputs()[0].sizes != found.result.sizes) {
+      return std::nullopt;
+    }
+    if (!image && !found.bias && !found.addend && isBias(term)) {
+      found.bias = term;
+    } else if (!found.addend && isNarrow(term) && !isConstant(term) &&
+               term.sizes == found.result.sizes) {
+      found.addend = term;
+    } else {
+      return std::nullopt;
+    }
+    found.result = ops[next]->outputs()[0];
+  }
+  if (next < ops.size() && ops[next]->inputs()[0].id == found.result.id) {
+    const auto& op = *ops[next];
+    kernel.rectifier = rectifierOf(op);
+    kernel.activation = activationOf(op.kind());
+    if (kernel.activation == Activation::sigmoid && next + 1 < ops.size() &&
+        isProductOf(*ops[next + 1], found.result, op.outputs()[0])) {
+      kernel.activation = Activation::silu;
+      ++next;
+    }
+    if (kernel.activation || kernel.rectifier != Rectifier::none) {
+      found.result = ops[next++]->outputs()[0];
+    }
+  }
+  return next == ops.size() && isNarrow(found.result) && kernel.isSupported() && kernel.pays()
+             ? std::optional(found)
+             : std::nullopt;
+}
+
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   const auto& ops = graph.ops;
   if (!ownKernelsAnywhere() || ops.size() < 2 || ops[0].kind() != OpKind::Convolution) {

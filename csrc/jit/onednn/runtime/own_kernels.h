@@ -16,6 +16,7 @@
 #include "jit/onednn/runtime/gemv.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/layout.h"
+#include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/way.h"
 #include "jit/onednn/runtime/winograd.h"
 
@@ -102,6 +103,22 @@ struct FoundLinear {
 // Of float32 data with constant parameters, where oneDNN is slow or `way` asks for it; nothing for
 // other partitions and other ways. Data, addend and result have to be contiguous.
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way);
+
+struct FoundNarrowLinear {
+  NarrowLinear kernel;
+  const OpSpec* op;
+  Operand data;
+  Operand weight;
+  bool outputs_last;  // in the weight
+  std::optional<Operand> bias;
+  std::optional<Operand> addend;  // like the result
+  Operand result;
+};
+
+// A partition that is a linear layer or a pointwise convolution of bfloat16 data, with constant
+// parameters, and maybe an addition and an activation, where oneDNN is slower; nothing for others.
+// Rows have to be contiguous, images channels last.
+std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph);
 
 struct FoundExpansion {
   Expansion kernel;

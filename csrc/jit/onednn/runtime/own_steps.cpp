@@ -570,6 +570,75 @@ class OwnSteps {
     return at;
   }
 
+  // Strides of the result of a linear layer or, of images, a pointwise convolution, where all are
+  // dense rows; nothing where they are not, or the result may not have such.
+  std::optional<Shape> rowStrides(bool image, const Operand& data,
+                                  const std::optional<Operand>& addend,
+                                  const Operand& result) const {
+    // Of one pixel, rows are images in both orders.
+    const bool rows = !image || (*data.sizes)[2] * (*data.sizes)[3] == 1;
+    const auto isDense = [&](const Operand& value) {
+      if (!draft_.knownSlot(value.id)) {
+        return false;
+      }
+      const auto layout = draft_.inputLayout(value.id);
+      return (image && isChannelsLast(layout, value)) || (rows && isContiguous(layout));
+    };
+    if (!isDense(data) || (addend && !isDense(*addend))) {
+      return std::nullopt;
+    }
+    if (image) {
+      const auto last = channelsLastStrides(*result.sizes);
+      if (draft_.mayHaveStrides(result.id, last)) {
+        return last;
+      }
+    }
+    const auto strides = c10::TensorType::contiguousStridesOf(*result.sizes);
+    return rows && draft_.mayHaveStrides(result.id, strides) ? std::optional(strides)
+                                                             : std::nullopt;
+  }
+
+  // A step for a linear layer or pointwise convolution of bfloat16 numbers, by AMX. False for any
+  // other partition.
+  bool narrowLinear(const Ops& ops) {
+    const auto found = llga::narrowLinear(ops, draft_.lowered);
+    if (!found) {
+      return false;
+    }
+    const auto& result = found->result;
+    const bool image = found->op->kind() == OpKind::Convolution;
+    const auto strides = rowStrides(image, found->data, found->addend, result);
+    const auto weight = draft_.constantTensor(found->weight.id);
+    if (!strides || findReleasable(weight)) {
+      return false;
+    }
+    const auto& kernel = found->kernel;
+    Plan::Step step;
+    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    auto panels =
+        transformWeight(weight, kernel.weightSizes(), at::kBFloat16, [&](const at::Tensor& to) {
+          Linear::toPanels(found->outputs_last ? weight : weight.flatten(1).t(), to);
+        });
+    bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
+    draft_.plan->packed.push_back(std::move(panels));
+    const auto bias =
+        found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
+    const auto addend =
+        bindAddend(step, found->addend ? std::optional(found->addend->id) : std::nullopt, result);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
+    step.kernel = {[kernel, bias, addend](auto from, auto to) {
+                     auto data = [&](size_t i) {
+                       return i != 0 ? static_cast<const Bfloat16*>(from[i]) : nullptr;
+                     };
+                     kernel.run({static_cast<const Bfloat16*>(from[0]), data(1),
+                                 bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
+                                 data(addend), static_cast<Bfloat16*>(to[0])});
+                   },
+                   image ? "convolution" : "matmul", "llga_gemm:amx_bf16"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A step for a linear layer or pointwise convolution of 8-bit numbers. False for any other
   // partition.
   bool quantizedLinear(const Ops& ops) {
@@ -580,20 +649,8 @@ class OwnSteps {
     const auto& [data, result] = std::tie(found->product.data, found->product.result);
     const auto& addend = found->product.addend;
     const bool image = found->product.op->kind() == OpKind::Convolution;
-    // Of one pixel, rows are images in both orders.
-    const bool rows = !image || (*data.sizes)[2] * (*data.sizes)[3] == 1;
-    const auto last = image ? channelsLastStrides(*result.sizes) : Shape{};
-    const bool as_image = image && draft_.mayHaveStrides(result.id, last);
-    const auto strides = as_image ? last : c10::TensorType::contiguousStridesOf(*result.sizes);
-    const auto isDense = [&](const Operand& value) {
-      if (!draft_.knownSlot(value.id)) {
-        return false;
-      }
-      const auto layout = draft_.inputLayout(value.id);
-      return (image && isChannelsLast(layout, value)) || (rows && isContiguous(layout));
-    };
-    if (!isDense(data) || (addend && !isDense(*addend)) ||
-        (!as_image && (!rows || !draft_.mayHaveStrides(result.id, strides)))) {
+    const auto strides = rowStrides(image, data, addend, result);
+    if (!strides) {
       return false;
     }
     const auto parameters = quantizedParameters(found->product);
@@ -608,7 +665,7 @@ class OwnSteps {
     bindOrdered(step, found->product, weight, QuantizedLinear::ordered(weight.flatten(1)));
     const auto addend_at =
         bindAddend(step, addend ? std::optional(addend->id) : std::nullopt, result);
-    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
     step.kernel = {
         [kernel, addend_at](auto from, auto to) {
           kernel.run({static_cast<const uint8_t*>(from[0]), static_cast<const int8_t*>(from[1]),
@@ -837,8 +894,9 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
-         (usual && steps.quantizedLinear(partition)) || steps.winograd(partition, way) ||
-         steps.linear(partition, way) || steps.activation(partition);
+         (usual && (steps.quantizedLinear(partition) || steps.narrowLinear(partition))) ||
+         steps.winograd(partition, way) || steps.linear(partition, way) ||
+         steps.activation(partition);
 }
 
 }  // namespace llga

@@ -43,8 +43,12 @@ void multiplyTiles(const ProductOf<R>& p, int64_t row, int64_t rows, const Panel
   for (int64_t v = 0; v < panel.vectors; v += 2, ++rests) {
     const auto o = panel.first + v * kWidth;
     const amx::Shape shape{rows, (panel.vectors - v < 2 ? 1 : 2) * kWidth, steps.bytes};
+    const auto operands = operandsOf(p, row, o);
     amx::startWithZero(shape);
-    amx::accumulate<Products>(operandsOf(p, row, o), steps, shape, *rests, fetched);
+    amx::accumulate<Products>(operands, steps.count, shape, fetched);
+    if (steps.rest != 0) {
+      amx::accumulateRest<Products>(operands, steps, shape, *rests);
+    }
     amx::store(&sums[0][v * kWidth], sizeof(RowSums), shape);
     fetched.from += fetched.lines * steps.count * kPiece;
   }
@@ -98,6 +102,7 @@ void multiplyByTiles(const ProductOf<R>& p) {
   // Twice: the sums of one block are rounded while those of the next are added up.
   alignas(kPiece) RowSums sums[2][amx::kMostRows];
   amx::Rest rests[2];
+  amx::Configuration configuration;
   int turn = 0;
   const auto whole = p.rows / amx::kMostRows * amx::kMostRows;
   const int64_t ends[] = {whole, p.rows};
@@ -107,7 +112,7 @@ void multiplyByTiles(const ProductOf<R>& p) {
       continue;
     }
     const auto most = end - row < amx::kMostRows ? end - row : amx::kMostRows;
-    const amx::Configuration configuration({most, amx::kMostOutputs, steps.bytes});
+    configuration.load({most, amx::kMostOutputs, steps.bytes});
     for (int64_t v = 0; v < vectors; v += kVectors) {
       const Panel panel{v * kWidth, vectors - v < kVectors ? vectors - v : kVectors};
       for (int64_t i = 0; steps.rest != 0 && i < panel.vectors; i += 2) {
@@ -126,7 +131,6 @@ void multiplyByTiles(const ProductOf<R>& p) {
     }
     row = end;
   }
-  _tile_release();
 }
 
 }  // namespace
