@@ -588,7 +588,7 @@ class OwnSteps {
       return std::nullopt;
     }
     if (image) {
-      const auto last = channelsLastStrides(*result.sizes);
+      auto last = channelsLastStrides(*result.sizes);
       if (draft_.mayHaveStrides(result.id, last)) {
         return last;
       }
