@@ -28,7 +28,7 @@ constexpr int64_t kUnit = 4;  // bytes of a source's row that meet an output tog
 // How the bytes of a source's row are divided into steps: all alike, or as large as a tile with a
 // rest, which is copied and filled up with zeros.
 struct Steps {
-  int64_t count;  // without the rest
+  int64_t count;  // without the rest; one at least
   int64_t bytes;
   int64_t rest;
 };

@@ -111,11 +111,10 @@ class Multiplication {
     amx::Fetched fetched{reinterpret_cast<const char*>(weight + p_.weight_stride), 0};
     if (left > kPanel) {
       const auto lines = p_.inputs * kPanel * int64_t{sizeof(Bfloat16)} / amx::kRowBytes;
-      const auto each = blocks * (steps_.count > 0 ? steps_.count : 1);
+      const auto each = blocks * steps_.count;
       fetched.lines = (lines + each - 1) / each;
     }
-    int64_t step = 0;
-    do {
+    for (int64_t step = 0; step < steps_.count; step += kSteps) {
       const auto count = steps_.count - step < kSteps ? steps_.count - step : kSteps;
       const bool last = step + count == steps_.count;
       for (int64_t b = 0; b < blocks; ++b) {
@@ -146,8 +145,7 @@ class Multiplication {
           finish_(p_, first, shape, o, sums_[b]);
         }
       }
-      step += count;
-    } while (step < steps_.count);
+    }
   }
 
  private:

@@ -99,37 +99,30 @@ void multiplyByTiles(const ProductOf<R>& p) {
                                 finishRows<R, 4>};
   const auto steps = amx::stepsOf(p.inputs);
   const auto vectors = (p.outputs + kWidth - 1) / kWidth;
+  const auto blocks = (p.rows + amx::kMostRows - 1) / amx::kMostRows;
   // Twice: the sums of one block are rounded while those of the next are added up.
   alignas(kPiece) RowSums sums[2][amx::kMostRows];
-  amx::Rest rests[2];
+  amx::Rest rests[kVectors / 2];
   amx::Configuration configuration;
   int turn = 0;
-  const auto whole = p.rows / amx::kMostRows * amx::kMostRows;
-  const int64_t ends[] = {whole, p.rows};
-  int64_t row = 0;
-  for (const auto end : ends) {
-    if (row == end) {
-      continue;
+  for (int64_t v = 0; v < vectors; v += kVectors) {
+    const Panel panel{v * kWidth, vectors - v < kVectors ? vectors - v : kVectors};
+    const auto pairs = (panel.vectors + 1) / 2;
+    for (int64_t i = 0; steps.rest != 0 && i < pairs; ++i) {
+      rests[i].copyWeight(operandsOf(p, 0, panel.first + i * amx::kMostOutputs), steps,
+                          panel.vectors - 2 * i < 2 ? amx::kOutputs : amx::kMostOutputs);
     }
-    const auto most = end - row < amx::kMostRows ? end - row : amx::kMostRows;
-    configuration.load({most, amx::kMostOutputs, steps.bytes});
-    for (int64_t v = 0; v < vectors; v += kVectors) {
-      const Panel panel{v * kWidth, vectors - v < kVectors ? vectors - v : kVectors};
-      for (int64_t i = 0; steps.rest != 0 && i < panel.vectors; i += 2) {
-        rests[i / 2].copyWeight(operandsOf(p, 0, panel.first + i * kWidth), steps,
-                                (panel.vectors - i < 2 ? 1 : 2) * kWidth);
-      }
-      const auto left = p.outputs - panel.first;
-      const auto count = left < panel.vectors * kWidth ? left : panel.vectors * kWidth;
-      auto fetched = behind(p, panel, (end - row) / most, steps.count);
-      for (auto r = row; r < end; r += most) {
-        multiplyTiles(p, r, most, panel, steps, rests, fetched, sums[turn]);
-        fetched.from += fetched.lines * steps.count * kPiece * ((panel.vectors + 1) / 2);
-        kFinish[panel.vectors - 1](p, r, most, panel.first, count, sums[turn]);
-        turn = 1 - turn;
-      }
+    const auto left = p.outputs - panel.first;
+    const auto count = left < panel.vectors * kWidth ? left : panel.vectors * kWidth;
+    auto fetched = behind(p, panel, blocks, steps.count);
+    for (int64_t row = 0; row < p.rows; row += amx::kMostRows) {
+      const auto rows = p.rows - row < amx::kMostRows ? p.rows - row : amx::kMostRows;
+      configuration.load({rows, amx::kMostOutputs, steps.bytes});
+      multiplyTiles(p, row, rows, panel, steps, rests, fetched, sums[turn]);
+      fetched.from += fetched.lines * steps.count * kPiece * pairs;
+      kFinish[panel.vectors - 1](p, row, rows, panel.first, count, sums[turn]);
+      turn = 1 - turn;
     }
-    row = end;
   }
 }
 
