@@ -2344,6 +2344,61 @@ def test_grouped_convolution(case: str, relu: bool) -> None:
     assert (packed > 0) == (own and has_avx2_kernels())
 
 
+NARROW_GROUPED = GROUPED | {
+    "of_4_many": Grouped((2, 36, 9, 13), 9, stride=(1, 2)),
+    "of_8_uneven": Grouped((1, 440, 7, 9), 55),
+    "of_8_in_columns": Grouped((1, 24, 40, 3), 3, kernel=(5, 1), padding=(2, 0), dilation=(2, 1)),
+    "of_8_large_window": Grouped((1, 24, 20, 40), 3, kernel=7, padding=3, stride=2, bias=False),
+    "of_16_wide": Grouped((1, 48, 5, 300), 3),
+    "of_16_one_pixel": Grouped((2, 32, 1, 1), 2),
+    "of_2": Grouped((1, 32, 7, 7), 16),
+    "window_of_4": Grouped((1, 32, 7, 7), 4, kernel=4),
+}
+# Fewer channels than a tile takes, pixels apart, other groups, other windows, contiguous as well.
+NOT_BY_TILES = {"of_4_odd_number", "of_4_dilated", "of_4_mostly_padding", "of_4_stride_3"}
+NOT_BY_TILES |= {"of_8_strided_tiles", "of_2", "window_of_4", "of_16_one_pixel"}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("relu", [False, True], ids=["alone", "relu"])
+@pytest.mark.parametrize("case", NARROW_GROUPED)
+def test_bfloat16_grouped_convolution(case: str, relu: bool) -> None:
+    """Small groups of channels-last images have a kernel of our own with matrix units."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = NARROW_GROUPED[case]
+    channels = c.size[1]
+    options = {"stride": c.stride, "padding": c.padding, "dilation": c.dilation, "bias": c.bias}
+    conv = nn.Conv2d(channels, channels, c.kernel, groups=c.groups, **options)
+    x = torch.randn(c.size)
+    m = net("F.relu(self.c(x))" if relu else "self.c(x)", c=conv).eval()
+    layout = torch.channels_last
+    check(m, [x], groups=1, fused="_convolution", dtype=torch.bfloat16, memory_format=layout)
+    found = kernels_of(m.bfloat16(), x.to(torch.bfloat16, memory_format=layout))
+    own = case not in NOT_BY_TILES and has_matrix_units()
+    assert ("llga_grouped:amx_bf16" in found) == own, found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_bfloat16_grouped_convolution_with_special_values(value: float) -> None:
+    """They reach the results of their group, and no others."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("self.c(x)", c=nn.Conv2d(40, 40, 3, padding=1, groups=5)).eval().bfloat16()
+    x = torch.randn(2, 40, 9, 70).bfloat16().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in ((0, 0, 0, 0), (1, 39, 8, 69), (0, 25, 4, 33)):
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        m.c.weight[9, 3, 1, 1] = value
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
 class Winograd(NamedTuple):
     """A convolution of 3 x 3: size of the input, outputs, and what it does."""
 

@@ -1,11 +1,14 @@
 #include "jit/onednn/runtime/grouped_convolution.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "jit/onednn/runtime/engine.h"
 
 namespace llga {
 namespace {
@@ -190,6 +193,125 @@ void GroupedConvolution::run(const float* source, const float* weight, const flo
   at::parallel_for(0, images * row_tasks * block_tasks, std::max<int64_t>(1, kForOne / products),
                    [&](int64_t from, int64_t to) {
                      std::vector<float> copy;
+                     for (auto index = from; index < to; ++index) {
+                       task(index, copy);
+                     }
+                   });
+}
+
+bool GroupedConvolution::isNarrowSupported() const {
+  const bool whole = channels == 4 || channels == 8 || channels == grouped::kBlock;
+  // A window's row is read in equal steps.
+  const bool even = kernel[1] == 1 || kernel[1] == 3 || kernel[1] == 5 || kernel[1] == 7;
+  return usesAmx() && groups > 1 && whole && groups * channels >= grouped::kBlock && even &&
+         dilation[1] == 1;
+}
+
+int64_t GroupedConvolution::narrowBlocks() const {
+  return (groups * channels + grouped::kBlock - 1) / grouped::kBlock;
+}
+
+int64_t GroupedConvolution::narrowChannel(int64_t block) const {
+  return std::min(block * grouped::kBlock, groups * channels - grouped::kBlock);
+}
+
+at::Tensor GroupedConvolution::narrowWeight(const at::Tensor& weight) const {
+  const auto blocks = narrowBlocks();
+  constexpr auto kBlock = grouped::kBlock;
+  auto dense = at::zeros({blocks, kBlock, kBlock, kernel[0], kernel[1]}, weight.options());
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t group = 0; group < kBlock; group += channels) {
+      dense[b]
+          .narrow(0, group, channels)
+          .narrow(1, group, channels)
+          .copy_(weight.narrow(0, narrowChannel(b) + group, channels));
+    }
+  }
+  return dense.view({blocks, kBlock, kBlock / 2, 2, kernel[0], kernel[1]})
+      .permute({0, 4, 5, 2, 1, 3});
+}
+
+void GroupedConvolution::runSlowly(const grouped::Row& row, const Bfloat16* plain,
+                                   int64_t channel) const {
+  const auto wide = [](Bfloat16 number) {
+    return static_cast<float>(c10::BFloat16(number, c10::BFloat16::from_bits()));
+  };
+  for (int64_t pixel = 0; pixel < row.pixels; ++pixel) {
+    for (int64_t o = 0; o < grouped::kBlock; ++o) {
+      const auto* source = row.source + pixel * row.source_pixel + o / channels * channels;
+      const auto* weight = plain + (channel + o) * channels * kernel[0] * kernel[1];
+      float sum = 0;
+      for (int64_t i = 0; i < channels; ++i) {
+        for (int64_t y = 0; y < kernel[0]; ++y) {
+          for (int64_t x = 0; x < kernel[1]; ++x) {
+            sum += wide(source[y * row.source_row + x * grouped::kBlock + i]) * wide(*weight++);
+          }
+        }
+      }
+      sum += row.bias != nullptr ? row.bias[o] : 0;
+      row.result[pixel * row.result_pixel + o] =
+          c10::BFloat16(relu && sum < 0 ? 0 : sum).x;  // NaN stays NaN
+    }
+  }
+}
+
+void GroupedConvolution::runNarrow(const Bfloat16* source, const Bfloat16* weight,
+                                   const Bfloat16* plain, const float* bias,
+                                   Bfloat16* result) const {
+  constexpr auto kBlock = grouped::kBlock;
+  constexpr int64_t kPixels = 224;  // of the result at once, as whole rows: their window is copied
+  constexpr int64_t kForOne = 1 << 19;  // products that are not worth a second thread
+  const auto all = groups * channels;
+  const auto rows_at_once = std::max<int64_t>(1, kPixels / result_size[1]);
+  const auto row_tasks = (result_size[0] + rows_at_once - 1) / rows_at_once;
+  const auto blocks = narrowBlocks();
+  const auto columns = (result_size[1] - 1) * stride[1] + kernel[1];
+  const auto first = std::min(padding[1], columns);
+  const auto inside = std::max<int64_t>(0, std::min(size[1], columns - first));
+  const auto row_size = columns * kBlock;
+
+  const auto task = [&](int64_t index, std::vector<Bfloat16>& copy) {
+    const auto block = index % blocks;
+    const auto row = index / blocks % row_tasks * rows_at_once;
+    const auto rows = std::min(rows_at_once, result_size[0] - row);
+    const auto image = index / blocks / row_tasks;
+    const auto channel = narrowChannel(block);
+    const auto window = (rows - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1;
+    copy.assign(static_cast<size_t>(window * row_size), 0);
+    bool finite = true;
+    for (int64_t y = 0; y < window; ++y) {
+      const auto from = row * stride[0] - padding[0] + y;
+      if (from >= 0 && from < size[0]) {
+        const auto pixel = (image * size[0] + from) * size[1];
+        finite = grouped::amx.copy(source + pixel * all + channel, all, inside,
+                                   copy.data() + y * row_size + first * kBlock) &&
+                 finite;
+      }
+    }
+    for (int64_t y = 0; y < rows; ++y) {
+      const auto pixel = (image * result_size[0] + row + y) * result_size[1];
+      const grouped::Row one{copy.data() + y * stride[0] * row_size,
+                             dilation[0] * row_size,
+                             stride[1] * kBlock,
+                             kernel[0],
+                             kernel[1],
+                             weight + block * kernel[0] * kernel[1] * kBlock * kBlock,
+                             bias != nullptr ? bias + channel : nullptr,
+                             relu,
+                             result + pixel * all + channel,
+                             all,
+                             result_size[1]};
+      if (finite) {
+        grouped::amx.run(one);
+      } else {
+        runSlowly(one, plain, channel);
+      }
+    }
+  };
+  const auto products = rows_at_once * result_size[1] * kBlock * channels * kernel[0] * kernel[1];
+  at::parallel_for(0, images * row_tasks * blocks, std::max<int64_t>(1, kForOne / products),
+                   [&](int64_t from, int64_t to) {
+                     std::vector<Bfloat16> copy;
                      for (auto index = from; index < to; ++index) {
                        task(index, copy);
                      }

@@ -321,13 +321,15 @@ std::optional<ActivationApart> loneActivation(
 
 std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const LoweredGraph& graph) {
   const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
-  if (!ownAvx2Kernels() || ops.size() != (relu ? 2 : 1) || !isImageConvolution(*ops[0], graph)) {
+  const auto& data = ops[0]->inputs()[0];
+  const bool narrow = data.dtype == at::kBFloat16;
+  if (!(narrow ? ownKernels() : ownAvx2Kernels()) || ops.size() != (relu ? 2 : 1) ||
+      !isImageConvolution(*ops[0], graph, narrow ? at::kBFloat16 : at::kFloat)) {
     return std::nullopt;
   }
-  const auto& data = ops[0]->inputs()[0];
   const auto& weight = ops[0]->inputs()[1];
   const auto& result = ops.back()->outputs()[0];
-  if (result.dtype != at::kFloat || (*weight.sizes)[0] != (*data.sizes)[1]) {
+  if (result.dtype != data.dtype || (*weight.sizes)[0] != (*data.sizes)[1]) {
     return std::nullopt;
   }
   const auto groups = ops[0]->get_attr<int64_t>(Attr::groups);
@@ -341,7 +343,8 @@ std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const Lower
                                   groups,
                                   (*data.sizes)[1] / groups,
                                   relu};
-  return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
+  return (narrow ? kernel.isNarrowSupported() : kernel.isSupported()) ? std::optional(kernel)
+                                                                      : std::nullopt;
 }
 
 std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const Ops& ops,

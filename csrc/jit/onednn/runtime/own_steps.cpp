@@ -43,6 +43,9 @@ class OwnSteps {
     if (!weight.isfinite().all().item<bool>()) {  // in the padding, the others make NaN of zeros
       return false;
     }
+    if (data.dtype == at::kBFloat16) {
+      return narrowGrouped(*kernel, inputs, weight, result);
+    }
     Plan::Step step;
     step.inputs.emplace_back(*draft_.knownSlot(data.id), draft_.inputLayout(data.id));
     const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel->weightSizes(),
@@ -62,6 +65,32 @@ class OwnSteps {
                                 static_cast<float*>(to[0]));
                    },
                    "convolution", "llga_grouped:avx2"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  bool narrowGrouped(const GroupedConvolution& kernel, const std::vector<Operand>& inputs,
+                     const at::Tensor& weight, const Operand& result) {
+    if (findReleasable(weight)) {
+      return false;
+    }
+    Plan::Step step;
+    bind(step, *draft_.knownSlot(inputs[0].id), draft_.inputLayout(inputs[0].id));
+    const auto ordered = kernel.narrowWeight(weight);
+    auto packed = transformWeight(weight, ordered.sizes().vec(), at::kBFloat16,
+                                  [&](const at::Tensor& to) { to.copy_(ordered); });
+    bind(step, draft_.constantSlot(packed->data()), draft_.inputLayout(inputs[1].id));
+    draft_.plan->packed.push_back(std::move(packed));
+    const auto bias = bindBias(step, inputs);
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel, weight, bias](auto from, auto to) {
+                     auto numbers = [&](size_t i) { return static_cast<const Bfloat16*>(from[i]); };
+                     kernel.runNarrow(numbers(0), numbers(1),
+                                      static_cast<const Bfloat16*>(weight.const_data_ptr()),
+                                      bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
+                                      static_cast<Bfloat16*>(to[0]));
+                   },
+                   "convolution", "llga_grouped:amx_bf16"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
