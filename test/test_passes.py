@@ -291,9 +291,9 @@ def test_fold_constants_with_a_part_filled(old: str, new: str, folded: bool) -> 
         text = text.replace("%x, %copy, %1", "%x, %v, %1")
     graph = parsed(text)
     for node in walk(graph):
-        if node.kind() == "prim::Constant" and str(node.output().type()) == "Tensor":
-            if node.t("value").is_floating_point():  # the parser leaves it uninitialized
-                node.t_("value", torch.arange(1.0, 7.0))
+        constant = node.kind() == "prim::Constant" and str(node.output().type()) == "Tensor"
+        if constant and node.t("value").is_floating_point():  # the parser leaves it uninitialized
+            node.t_("value", torch.arange(1.0, 7.0))
     plain = graph.copy()
     _C.run_pass("fold_constants", graph)
     torch._C._jit_pass_lint(graph)
