@@ -277,16 +277,20 @@ void GroupedConvolution::runNarrow(const Bfloat16* source, const Bfloat16* weigh
     const auto image = index / blocks / row_tasks;
     const auto channel = narrowChannel(block);
     const auto window = (rows - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1;
-    copy.assign(static_cast<size_t>(window * row_size), 0);
+    copy.resize(static_cast<size_t>(window * row_size));
     bool finite = true;
     for (int64_t y = 0; y < window; ++y) {
       const auto from = row * stride[0] - padding[0] + y;
-      if (from >= 0 && from < size[0]) {
-        const auto pixel = (image * size[0] + from) * size[1];
-        finite = grouped::amx.copy(source + pixel * all + channel, all, inside,
-                                   copy.data() + y * row_size + first * kBlock) &&
-                 finite;
+      auto* to = copy.data() + y * row_size;
+      if (from < 0 || from >= size[0]) {
+        std::fill_n(to, row_size, Bfloat16{0});
+        continue;
       }
+      const auto pixel = (image * size[0] + from) * size[1];
+      std::fill_n(to, first * kBlock, Bfloat16{0});
+      to += first * kBlock;
+      finite = grouped::amx.copy(source + pixel * all + channel, all, inside, to) && finite;
+      std::fill_n(to + inside * kBlock, (columns - first - inside) * kBlock, Bfloat16{0});
     }
     for (int64_t y = 0; y < rows; ++y) {
       const auto pixel = (image * result_size[0] + row + y) * result_size[1];
