@@ -923,6 +923,16 @@ def test_packed_weights_side_by_side() -> None:
     assert freed > 7 * MIB and advised == 0
 
 
+@pytest.mark.parametrize("outputs", [4128, 4384, 4640])
+def test_a_weight_larger_than_a_slab_has_room_wherever_it_begins(outputs: int) -> None:
+    """Packed, it takes an eighth of a huge page more than whole ones."""
+    m, x = nn.Linear(2048, outputs).eval(), torch.randn(16, 2048)
+    before = llga_fuser.cache_info().fallbacks
+    fused = llga_fuser.compile(m, x)
+    assert_same(fused(x), m(x))
+    assert llga_fuser.cache_info().fallbacks == before
+
+
 def test_compiling_keeps_values_no_longer_than_the_graph() -> None:
     """A group of four ops is compiled for a new shape: not all of its values at once."""
 

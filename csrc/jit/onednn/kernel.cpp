@@ -430,6 +430,8 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   std::shared_ptr<const Plan> plan;
   std::string reason;
   bool too_slow = false;
+  // For these inputs; the fallback will raise the same.
+  const char* raised_by = "the subgraph raises";
   try {
     if (auto* execution = Execution::current()) {
       execution->compiled = true;
@@ -440,6 +442,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     const auto before = std::chrono::steady_clock::now();
     recordRun(*subgraph_, allAsInEager(inputs), facts);
     const std::chrono::duration<double> recorded = std::chrono::steady_clock::now() - before;
+    raised_by = "compiling it raises";
     const auto interpret = [&] {
       auto stack = allAsInEager(inputs);
       torch::jit::InterpreterState(fallbackCode()).run(stack);
@@ -459,8 +462,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   } catch (const CompileError& error) {
     reason = error.reason;
   } catch (const std::exception& error) {
-    // The subgraph itself raises for these inputs: the fallback will raise the same.
-    reason = fmt::format("the subgraph raises: {}", error.what());
+    reason = fmt::format("{}: {}", raised_by, error.what());
   }
   GRAPH_DEBUG("llga: compiled ", qualifiedName(subgraph_->return_node()), " reason: ", reason);
   const auto now = std::chrono::steady_clock::now();

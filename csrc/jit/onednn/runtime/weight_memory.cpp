@@ -19,11 +19,13 @@ constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSmallestSlab = size_t{32} << 20;
 
+size_t roundedUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 // The whole units of memory between two addresses.
 struct Range {
   Range(void* memory, size_t bytes, size_t unit) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
-    const auto first = (address + unit - 1) / unit * unit;
+    const auto first = roundedUp(address, unit);
     const auto last = (address + bytes) / unit * unit;
     start = static_cast<char*>(memory) + (first - address);
     size = last > first ? last - first : 0;
@@ -35,9 +37,11 @@ struct Range {
 
 class Slab {
  public:
+  // Whole huge pages, as many as hold so many bytes at least.
   explicit Slab(size_t bytes)
-      : memory_(c10::GetCPUAllocator()->allocate(bytes + kHugePage)),
-        range_(memory_.get(), bytes + kHugePage, kHugePage) {
+      : bytes_(roundedUp(bytes, kHugePage) + kHugePage),
+        memory_(c10::GetCPUAllocator()->allocate(bytes_)),
+        range_(memory_.get(), bytes_, kHugePage) {
     preferHugePages(range_.start, range_.size);
   }
 
@@ -52,6 +56,7 @@ class Slab {
   }
 
  private:
+  size_t bytes_;  // that are allocated: one page more, as they begin anywhere
   c10::DataPtr memory_;
   Range range_;
   size_t used_ = 0;
@@ -86,7 +91,7 @@ std::pair<std::shared_ptr<Slab>, char*> take(size_t bytes) {
 at::Tensor allocateWeight(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const auto bytes =
       static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
-  auto [slab, data] = take((bytes + kAlignment - 1) / kAlignment * kAlignment);
+  auto [slab, data] = take(roundedUp(bytes, kAlignment));
   return at::from_blob(
       data, sizes,
       [slab = std::move(slab), bytes](void* memory) {
