@@ -282,6 +282,130 @@ def test_attention() -> None:
     assert found.outside["aten::dequantize"] <= 1, str(found)
 
 
+class Attended(nn.Module):
+    """`scaled_dot_product_attention` of 8-bit values whose heads lie side by side."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        zero_points: tuple[int, int, int],
+        out: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.dtype, self.out, self.options = dtype, out, options
+        self.least = 0 if dtype == torch.quint8 else -128
+        self.zero_points = [z + self.least for z in zero_points]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            qdq(x, scale, zero_point, self.dtype).transpose(1, 2)
+            for x, scale, zero_point in zip(
+                (q, k, v), (0.03, 0.025, 0.02), self.zero_points, strict=True
+            )
+        )
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
+        if not self.out:
+            return y
+        return qdq(y.transpose(1, 2).flatten(2), 0.01, self.least + 100, self.dtype)
+
+
+def attended_inputs(
+    batch: int, heads: tuple[int, int], lengths: tuple[int, int], sizes: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of so many heads of queries and of keys, numbers of a key and of a value."""
+    queries, keys = lengths
+    return (
+        torch.randn(batch, queries, heads[0], sizes[0]),
+        torch.randn(batch, keys, heads[1], sizes[0]),
+        torch.randn(batch, keys, heads[1], sizes[1]),
+    )
+
+
+def hidden(queries: int, keys: int) -> Tensor:
+    """Every other key, at random, and all of one query."""
+    mask = torch.rand(queries, keys) > 0.5
+    mask[queries // 2] = False
+    return mask
+
+
+def lower(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).tril()
+
+
+def added(queries: int, keys: int) -> Tensor:
+    return torch.randn(queries, keys)
+
+
+ATTENDED: dict[str, tuple[Any, ...]] = {  # batch, heads, lengths, sizes, mask, options
+    "whole registers": (2, (2, 2), (64, 128), (64, 64), None, {}),
+    "odd sizes": (1, (3, 3), (70, 33), (18, 21), None, {}),
+    "few numbers": (2, (1, 1), (5, 3), (1, 2), None, {}),
+    "many keys": (1, (2, 2), (65, 1100), (32, 24), None, {}),
+    "causal": (1, (2, 2), (200, 200), (32, 32), None, {"is_causal": True}),
+    "triangle": (1, (2, 2), (700, 700), (16, 16), lower, {}),
+    "hidden": (2, (2, 2), (70, 33), (20, 17), hidden, {}),
+    "added": (1, (2, 2), (40, 600), (16, 16), added, {}),
+    "one query": (1, (2, 2), (1, 50), (18, 16), added, {}),
+    "large values": (1, (1, 1), (9, 20), (16, 600), None, {}),
+    "scale": (1, (2, 2), (40, 40), (16, 16), None, {"scale": 0.7}),
+    "grouped heads": (1, (4, 2), (40, 40), (16, 16), None, {"enable_gqa": True}),
+}
+
+
+@pytest.mark.parametrize("out", [False, True], ids=["float", "8bit"])
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8], ids=["quint8", "qint8"])
+@pytest.mark.parametrize("case", ATTENDED)
+@pytest.mark.skipif(not has_quantized_kernels(), reason="attention of 8 bits needs VNNI")
+def test_attention_of_8_bits(case: str, dtype: torch.dtype, out: bool) -> None:
+    """One group with what dequantizes before it and quantizes behind. Exponentials are multiplied
+    as 16 bits, which is an error of 2^-17 for each: 3e-5 of the largest value, at random."""
+    batch, heads, lengths, sizes, mask, options = ATTENDED[case]
+    for zero_points in ((128, 128, 128), (10, 200, 90)):
+        inputs = attended_inputs(batch, heads, lengths, sizes)
+        if mask is not None:
+            inputs = (*inputs, mask(*lengths))
+        m = Attended(dtype, zero_points, out, **options)
+        step, apart = (0.01, 0.02) if out else (1e-4, 0.2)
+        found = run(m, inputs, step=step, apart=apart, groups=None, inside="scaled_dot")
+        (group,) = (g for g in found.groups if g["aten::scaled_dot_product_attention"])
+        assert group["aten::dequantize"] == 3
+        assert group["aten::quantize_per_tensor"] == int(out)
+
+
+@pytest.mark.skipif(not has_quantized_kernels(), reason="attention of 8 bits needs VNNI")
+def test_attention_of_8_bits_by_own_kernel() -> None:
+    m = Attended(torch.quint8, (128, 120, 130), True)
+    inputs = attended_inputs(2, (2, 2), (96, 96), (32, 32))
+    script = to_script(m, inputs)
+    assert "llga_attention:avx512_vnni" in str(llga_fuser.report(script, *inputs))
+
+
+@pytest.mark.skipif(not has_quantized_kernels(), reason="attention of 8 bits needs VNNI")
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_attention_of_8_bits_with_a_mask_that_is_not_finite(number: float) -> None:
+    """The query that meets it has NaN as its result, and no other one."""
+    m = Attended(torch.quint8, (128, 128, 128), False)
+    inputs = attended_inputs(1, (2, 2), (20, 40), (16, 16))
+    mask = torch.zeros(20, 40)
+    mask[3, 7] = number
+    with torch.no_grad():
+        script = to_script(m, (*inputs, mask))
+        result, expected = script(*inputs, mask), m(*inputs, mask)
+    assert expected[:, :, 3].isnan().all()
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0, equal_nan=True)
+
+
+def test_attention_of_some_8_bit_values_is_left_in_float() -> None:
+    """Of three operands one is float: each is dequantized, and numbers are as in eager."""
+
+    class Mixed(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(qdq(q, 0.03, 128), k, qdq(v, 0.02, 128))
+
+    run(Mixed(), tuple(torch.randn(1, 2, 30, 16) for _ in range(3)), groups=None)
+
+
 def test_saturation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of full range: exact where the processor has VNNI, else left in float."""
     function, _, bias, data_shape = OPS["conv"]

@@ -390,6 +390,36 @@ def test_matrix_products(flow: str) -> None:
     assert "aten::dequantize" not in [i.node().kind() for i in add.inputs()]
 
 
+class Attended(Attention):
+    """With PyTorch's own attention."""
+
+    def forward(self, x: Tensor) -> Any:
+        b, n, c = x.shape
+        q, k, v = (
+            f(x).view(b, n, self.heads, c // self.heads).transpose(1, 2)
+            for f in (self.q, self.k, self.v)
+        )
+        y = F.scaled_dot_product_attention(q, k, value=v)
+        return self.norm(x + self.out(y.transpose(1, 2).reshape(b, n, c)))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_attention_reads_8_bits(flow: str) -> None:
+    net, x = Attended().eval(), torch.randn(3, 6, 16)
+
+    def operands(**settings: Any) -> list[str]:
+        quantized = llga_fuser.quantize(net, [x], config=config(flow, **settings))
+        with torch.no_grad():
+            assert sqnr(quantized(x), net(x)) > 25
+        (node,) = frozen(quantized, x).graph.findAllNodes("aten::scaled_dot_product_attention")
+        return [i.node().kind() for i in list(node.inputs())[:3]]
+
+    assert operands(reduce_range=False) == ["aten::dequantize"] * 3
+    assert "aten::dequantize" not in operands(reduce_range=True)
+    kept = (F.scaled_dot_product_attention,)
+    assert "aten::dequantize" not in operands(reduce_range=False, keep_float=kept)
+
+
 def test_writes_in_place_come_before_rounding() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

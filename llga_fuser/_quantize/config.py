@@ -45,7 +45,8 @@ class QuantizationConfig:
             all. Transposed convolutions always have one (torch.ao's flow knows no other).
         reduce_range: for processors without VNNI, which add two 8-bit products in 16 bits, where
             they can saturate: the scale of each channel makes neighbours at most 128 together,
-            and matrix products of two activations stay in float. Fusion groups ask for it there.
+            and matrix products of two activations and attention stay in float. Fusion groups ask
+            for it there.
             (torch.ao's `reduce_range` takes a bit from all activations instead, which costs more
             accuracy.) None: where this processor needs it.
         bias_correction: take what rounding the weights adds to the mean of each output channel off

@@ -64,7 +64,7 @@ class ExportFlow:
         if any(name in self._float_modules for name in _scope(node)):
             return False
         kind = kind_of(node, {})
-        if kind is Kind.MATMUL:
+        if kind in (Kind.MATMUL, Kind.ATTENTION):
             return not self._config.reduces_range()
         if kind is Kind.ADD:
             return True

@@ -69,7 +69,7 @@ class FxFlow:
             return False
         modules = self.modules()
         kind = kind_of(node, modules)
-        if kind is Kind.MATMUL:
+        if kind in (Kind.MATMUL, Kind.ATTENTION):
             return not self._config.reduces_range()
         if kind is Kind.ADD:
             return True

@@ -32,6 +32,7 @@ class Kind(enum.Enum):
     CONVOLUTION = enum.auto()  # weights; reads 8 bits
     LINEAR = enum.auto()  # weights; reads 8 bits
     MATMUL = enum.auto()  # two activations; reads 8 bits
+    ATTENTION = enum.auto()  # three of them: query, key and value
     ADD = enum.auto()
     # A post-operation: computed on what the kernel before it has in registers, so nothing between.
     ELEMENTWISE = enum.auto()
@@ -45,6 +46,7 @@ _NAMES = {
     Kind.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
     Kind.LINEAR: "linear",
     Kind.MATMUL: "matmul bmm",
+    Kind.ATTENTION: "scaled_dot_product_attention",
     Kind.ADD: "add iadd",
     Kind.ELEMENTWISE: (
         "relu relu6 hardtanh clamp clamp_min clamp_max leaky_relu elu gelu silu mish hardswish "

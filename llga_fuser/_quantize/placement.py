@@ -1,9 +1,9 @@
 """Which values become 8 bits wide, and the observers that measure them.
 
-Demand decides. Convolutions, linear layers and matrix products want 8-bit inputs; pools, views and
-concatenations pass that wish on to what they read; everything else computes in float and wishes
-nothing. So the activation behind a convolution stays between it and the rounding, where oneDNN
-computes it as a post-operation, and the model's result is not rounded:
+Demand decides. Convolutions, linear layers, matrix products and attention want 8-bit inputs; pools,
+views and concatenations pass that wish on to what they read; everything else computes in float and
+wishes nothing. So the activation behind a convolution stays between it and the rounding, where
+oneDNN computes it as a post-operation, and the model's result is not rounded:
 
     conv -> relu -> Q -> DQ -> max_pool -> Q -> DQ -> conv        (Q: quantize, DQ: dequantize)
 
@@ -110,6 +110,9 @@ def find_places(
             demand(inputs[0], node)
             demand(inputs[1], node)
             second.add(inputs[1])
+        elif kind is Kind.ATTENTION and is_quantized(node):
+            for value in _operands(node):
+                demand(value, node)
         elif kind is Kind.ADD and is_quantized(node) and _is_plain_sum(node):
             fused = fused_operand(node)
             if fused is not None:
@@ -142,6 +145,13 @@ def find_places(
 def _concatenated(node: Node) -> Iterable[object]:
     first = node.args[0] if node.args else node.kwargs.get("tensors", ())
     return first if isinstance(first, (list, tuple)) else ()
+
+
+def _operands(attention: Node) -> list[object]:
+    """Query, key and value."""
+    names = ("query", "key", "value")
+    given = list(attention.args[: len(names)])
+    return given + [attention.kwargs.get(name) for name in names[len(given) :]]
 
 
 def _is_plain_sum(node: Node) -> bool:

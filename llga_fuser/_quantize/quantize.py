@@ -53,10 +53,10 @@ def quantize(
     """Makes an int8 version of a float32 module, to be traced or compiled.
 
     Static post-training quantization: the calibration batches show which range the inputs of
-    convolutions, linear layers and matrix products have; these get 8-bit inputs and weights, and
-    values between them are kept in 8 bits. What else there is computes in float. The graph is found
-    by `torch.fx` and torch.ao's FX flow (`prepare_fx`, `convert_to_reference_fx`) with
-    `get_onednn_backend_config()`, or by `torch.export` where symbolic tracing fails.
+    convolutions, linear layers, matrix products and attention have; these get 8-bit inputs and
+    weights, and values between them are kept in 8 bits. What else there is computes in float. The
+    graph is found by `torch.fx` and torch.ao's FX flow (`prepare_fx`, `convert_to_reference_fx`)
+    with `get_onednn_backend_config()`, or by `torch.export` where symbolic tracing fails.
 
     Args:
         net: a module in eval mode with float32 weights. It is not changed.

@@ -314,7 +314,8 @@ class Preparer {
     return std::any_of(move->outputs().begin(), move->outputs().end(), [](const Value* output) {
       const auto& uses = output->uses();
       return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-        return isProduct(use.user) || (isQuantize(use.user) && use.offset == 0) ||
+        return isProduct(use.user) || use.user->kind() == aten::scaled_dot_product_attention ||
+               (isQuantize(use.user) && use.offset == 0) ||
                ((movesNumbers(use.user) || splits(use.user)) && use.offset == 0 &&
                 leadsToCompute(use.user));
       });

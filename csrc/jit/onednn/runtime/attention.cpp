@@ -6,6 +6,7 @@
 
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/attention_blocks.h"
+#include "jit/onednn/runtime/quantized_linear.h"
 
 namespace llga {
 namespace {
@@ -58,26 +59,54 @@ float headScale(const Attention& all, int64_t head) {
   return all.head_scales.empty() ? 1 : all.head_scales[static_cast<size_t>(head)];
 }
 
-template <typename T>
-attention::Head<T> headOf(const Attention& all, const Attention::Data& data, int64_t index) {
+// What 8-bit numbers are.
+attention::Bytes bytesOf(const Attention& all) {
+  constexpr uint8_t kFlip = 0x80;
+  const auto flipTo = [](bool wanted_signed, const Attention::Numbers& numbers) {
+    return numbers.is_signed == wanted_signed ? uint8_t{0} : kFlip;
+  };
+  const auto asUnsigned = [](const Attention::Numbers& numbers) {
+    return numbers.zero_point + (numbers.is_signed ? int32_t{kFlip} : 0);
+  };
+  attention::Bytes bytes{};
+  bytes.products = &QuantizedLinear::kernels();
+  bytes.query_flip = flipTo(false, all.query_numbers);
+  bytes.key_flip = flipTo(true, all.key_numbers);
+  bytes.value_flip = flipTo(true, all.value_numbers);
+  bytes.query_zero_point = asUnsigned(all.query_numbers);
+  bytes.value_zero_point = static_cast<float>(asUnsigned(all.value_numbers) - int32_t{kFlip});
+  bytes.value_scale = all.value_numbers.scale;
+  if (all.result_numbers) {
+    bytes.inverse = 1 / all.result_numbers->scale;
+    bytes.zero_point = static_cast<float>(asUnsigned(*all.result_numbers));
+    bytes.result_flip = flipTo(false, *all.result_numbers);
+  }
+  return bytes;
+}
+
+template <typename T, typename R>
+attention::Head<T, R> headOf(const Attention& all, const Attention::Data& data, int64_t index,
+                             const attention::Bytes& bytes) {
   const auto batch = index / all.heads;
   const auto head = index % all.heads;
   const auto key_head = head / (all.heads / all.key_heads);
-  attention::Head<T> one{all.queries,
-                         all.keys,
-                         all.size,
-                         all.value_size,
-                         all.scale * data.factor * headScale(all, head),
-                         all.least_query_norm,
-                         all.least_key_norm,
-                         all.causal,
-                         all.key_across,
-                         all.safe,
-                         rowsOf<const T>(data.query, all.query, all.queries, batch, head),
-                         rowsOf<const T>(data.key, all.key, all.keys, batch, key_head),
-                         rowsOf<const T>(data.value, all.value, all.keys, batch, key_head),
-                         {},
-                         rowsOf<T>(data.result, all.result, all.queries, batch, head)};
+  attention::Head<T, R> one{all.queries,
+                            all.keys,
+                            all.size,
+                            all.value_size,
+                            all.scale * data.factor * headScale(all, head) *
+                                all.query_numbers.scale * all.key_numbers.scale,
+                            all.least_query_norm,
+                            all.least_key_norm,
+                            all.causal,
+                            all.key_across,
+                            all.safe,
+                            rowsOf<const T>(data.query, all.query, all.queries, batch, head),
+                            rowsOf<const T>(data.key, all.key, all.keys, batch, key_head),
+                            rowsOf<const T>(data.value, all.value, all.keys, batch, key_head),
+                            {},
+                            rowsOf<R>(data.result, all.result, all.queries, batch, head),
+                            &bytes};
   for (size_t i = 0; i < all.masks.size(); ++i) {
     one.masks[i] = maskOf(all.masks[i], data.masks[i], batch, head);
   }
@@ -86,7 +115,8 @@ attention::Head<T> headOf(const Attention& all, const Attention::Data& data, int
 
 // A query alone reads keys where they lie, as they are.
 bool readsInPlace(const Attention& all) {
-  return all.queries == 1 && !all.key_across && all.least_query_norm < 0 && all.least_key_norm < 0;
+  return all.queries == 1 && !all.key_across && all.least_query_norm < 0 &&
+         all.least_key_norm < 0 && all.type != Attention::Type::quantized;
 }
 
 // Numbers in each piece of a workspace; all begin a line of cache.
@@ -105,16 +135,27 @@ struct Pieces {
     query = panels(kQueries * all.size);
     scores = kQueries * std::min(whole, kKeys);
     sums = panels(kQueries * all.value_size);
+    if (all.type == Attention::Type::quantized) {
+      constexpr int64_t kDigits = 2;  // bytes, for each score
+      starts = whole;
+      digits = scores * kDigits / static_cast<int64_t>(sizeof(float));
+    }
   }
 
-  int64_t all() const { return keys + values + query + scores + sums; }
+  int64_t all() const { return keys + values + query + scores + sums + starts + digits; }
   attention::Workspace over(float* memory) const {
     auto take = [&](int64_t numbers) {
       auto* taken = memory;
       memory += numbers;
       return taken;
     };
-    return {take(keys), take(values), take(query), take(scores), take(sums)};
+    return {take(keys),
+            take(values),
+            take(query),
+            take(scores),
+            take(sums),
+            reinterpret_cast<int32_t*>(take(starts)),
+            reinterpret_cast<uint8_t*>(take(digits))};
   }
 
   int64_t keys = 0;
@@ -122,12 +163,14 @@ struct Pieces {
   int64_t query = 0;
   int64_t scores = 0;
   int64_t sums = 0;
+  int64_t starts = 0;
+  int64_t digits = 0;
 };
 
 static_assert(Attention::kMasks == attention::kMasks);
 
-template <typename T>
-void runAs(const Attention& all, const attention::Functions<T>& functions,
+template <typename T, typename R>
+void runAs(const Attention& all, const attention::Functions<T, R>& functions,
            const Attention::Data& data) {
   constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
   const auto blocks = (all.queries + kQueries - 1) / kQueries;
@@ -137,6 +180,7 @@ void runAs(const Attention& all, const attention::Functions<T>& functions,
   const auto worth = std::clamp<int64_t>(products / kForOne, 1, at::get_num_threads());
   const auto parts = std::min(worth, units);
   const Pieces pieces(all);
+  const auto bytes = all.type == Attention::Type::quantized ? bytesOf(all) : attention::Bytes{};
   const auto memory = arena()->allocate(static_cast<size_t>(parts * pieces.all()) * sizeof(float));
   at::parallel_for(0, parts, 1, [&](int64_t first_part, int64_t last_part) {
     for (auto part = first_part; part < last_part; ++part) {
@@ -144,7 +188,7 @@ void runAs(const Attention& all, const attention::Functions<T>& functions,
       int64_t packed = -1;
       bool finite = false;
       for (auto unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
-        const auto head = headOf<T>(all, data, unit / blocks);
+        const auto head = headOf<T, R>(all, data, unit / blocks, bytes);
         if (readsInPlace(all)) {
           functions.attendAlone(head, workspace.scores);
           continue;
@@ -168,8 +212,12 @@ void runAs(const Attention& all, const attention::Functions<T>& functions,
 void Attention::run(const Data& data) const {
   if (type == Type::float32) {
     runAs(*this, kernels->wide, data);
-  } else {
+  } else if (type == Type::bfloat16) {
     runAs(*this, kernels->narrow, data);
+  } else if (result_numbers) {
+    runAs(*this, kernels->quantized, data);
+  } else {
+    runAs(*this, kernels->quantized_to_float, data);
   }
 }
 

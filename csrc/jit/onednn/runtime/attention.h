@@ -1,10 +1,11 @@
-// Scaled dot product attention of float32 or bfloat16 data, on processors with AVX2 or AVX-512.
+// Scaled dot product attention of float32 or bfloat16 data, on processors with AVX2 or AVX-512, and
+// of 8-bit data with AVX-512's instructions for them.
 //
 // PyTorch's kernel gives the products of each head to a BLAS, call by call, at half to two thirds
 // of the speed that a core has, and at a third of it with a boolean mask. Here they are those of
 // our linear layers (gemm_blocks.h), with keys and values copied to panels once a head, but for a
 // query alone. bfloat16 data are computed in float32, but for the products where there are
-// instructions for those.
+// instructions for those. 8-bit data are multiplied as they are.
 //
 // attention_blocks.h has the arithmetic of one block of queries; here the work is divided.
 #pragma once
@@ -12,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace llga::attention {
@@ -22,7 +24,14 @@ namespace llga {
 
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does.
 struct Attention {
-  enum class Type { float32, bfloat16 };
+  enum class Type { float32, bfloat16, quantized };
+
+  // Of 8-bit data: real number = scale * (number - zero point).
+  struct Numbers {
+    bool is_signed = false;
+    float scale = 1;
+    int32_t zero_point = 0;
+  };
 
   // From one to the next, in numbers; the numbers of a row lie together.
   struct Strides {
@@ -54,7 +63,7 @@ struct Attention {
   static constexpr size_t kMasks = 2;
 
   const attention::Kernels* kernels;  // for an instruction set that the processor has
-  Type type;                          // of all but the mask
+  Type type;                          // of all but the mask, and a result of float32
   int64_t batch;
   int64_t heads;
   int64_t key_heads;  // each is that of heads / key_heads neighbours
@@ -75,6 +84,11 @@ struct Attention {
   Place key;
   Place value;
   Place result;
+  // Of 8-bit data; that of query and key is not part of `scale`.
+  Numbers query_numbers = {};
+  Numbers key_numbers = {};
+  Numbers value_numbers = {};
+  std::optional<Numbers> result_numbers = {};  // nothing: the result is of float32
 
   struct Data {
     const void* query;

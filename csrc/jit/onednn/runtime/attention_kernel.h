@@ -49,23 +49,24 @@ float sumOf(Vector x) {
   return reduced(x, [](Vector a, Vector b) -> Vector { return a + b; });
 }
 
-float numberOf(float number) { return number; }
+[[maybe_unused]] float numberOf(float number) { return number; }
 
-float numberOf(Bfloat16 bits) {
+[[maybe_unused]] float numberOf(Bfloat16 bits) {
   const auto wide = static_cast<uint32_t>(bits) << 16U;
   float number = 0;
   __builtin_memcpy(&number, &wide, sizeof(number));
   return number;
 }
 
-__m256 loadEight(const float* from) { return _mm256_loadu_ps(from); }
+[[maybe_unused]] __m256 loadEight(const float* from) { return _mm256_loadu_ps(from); }
 
 [[maybe_unused]] __m256 loadEight(const Bfloat16* from) {
   const auto numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(numbers), 16));
 }
 
-// Eight rows of eight numbers to columns, kPanel apart.
+// Eight rows of eight numbers to columns, so many numbers apart.
+template <int64_t apart = kPanel>
 void transpose(const __m256 (&rows)[8], float* to) {
   __m256 pairs[8];
 #pragma GCC unroll 4
@@ -83,8 +84,8 @@ void transpose(const __m256 (&rows)[8], float* to) {
   }
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {
-    _mm256_storeu_ps(to + c * kPanel, _mm256_permute2f128_ps(fours[c], fours[c + 4], 0x20));
-    _mm256_storeu_ps(to + (c + 4) * kPanel, _mm256_permute2f128_ps(fours[c], fours[c + 4], 0x31));
+    _mm256_storeu_ps(to + c * apart, _mm256_permute2f128_ps(fours[c], fours[c + 4], 0x20));
+    _mm256_storeu_ps(to + (c + 4) * apart, _mm256_permute2f128_ps(fours[c], fours[c + 4], 0x31));
   }
 }
 
@@ -257,14 +258,15 @@ bool isThere(const Mask& mask) {
          mask.chosen != nullptr;
 }
 
-template <typename T>
-bool isMasked(const Head<T>& head) {
+template <typename T, typename R>
+bool isMasked(const Head<T, R>& head) {
   return isThere(head.masks[0]);
 }
 
 // Multiplies the scores and applies the masks. Returns the largest score, or -inf; NaN is none.
-template <typename T>
-float prepare(const Head<T>& head, int64_t query, int64_t first_key, const Row& row, float scale) {
+template <typename T, typename R>
+float prepare(const Head<T, R>& head, int64_t query, int64_t first_key, const Row& row,
+              float scale) {
   Vector largest = Vector{} - kInfinity;
   const bool masked = isMasked(head);
   const bool changed = masked || scale != 1;
@@ -327,8 +329,8 @@ float exponentials(const Row& row, float largest) {
 
 // PyTorch's kernel takes a row of NaN for one whose keys are all hidden if it has fewer keys than a
 // register holds, and no mask.
-template <typename T>
-bool ignoresNan(const Head<T>& head) {
+template <typename T, typename R>
+bool ignoresNan(const Head<T, R>& head) {
   return head.safe && head.keys < kWidth && !isMasked(head);
 }
 
@@ -486,8 +488,8 @@ bool copyQueries(const Head<Bfloat16>& head, int64_t first, int64_t count, Bfloa
 #endif
 
 // Whether the first mask hides keys, and nothing but it changes scores.
-template <typename T>
-bool hidesOnly(const Head<T>& head) {
+template <typename T, typename R>
+bool hidesOnly(const Head<T, R>& head) {
   const auto& mask = head.masks[0];
   return !isThere(head.masks[1]) &&
          (mask.allowed != nullptr ||
@@ -495,8 +497,8 @@ bool hidesOnly(const Head<T>& head) {
 }
 
 // From the first on, up to the last that any of these queries is allowed to meet.
-template <typename T>
-int64_t keysAllowed(const Head<T>& head, int64_t keys, int64_t first, int64_t count) {
+template <typename T, typename R>
+int64_t keysAllowed(const Head<T, R>& head, int64_t keys, int64_t first, int64_t count) {
   const auto& mask = head.masks[0];
   const auto* allowed = mask.allowed != nullptr ? mask.allowed : mask.chosen;
   int64_t most = 0;
@@ -528,7 +530,7 @@ bool pack(const Head<T>& head, const Workspace& workspace) {
   return packValues(head, workspace.values) && keys;
 }
 
-void multiply(const gemm::Problem& problem) {
+[[maybe_unused]] void multiply(const gemm::Problem& problem) {
   kGemm.run(problem, {0, problem.rows, 0, problem.outputs});
 }
 
@@ -551,8 +553,8 @@ void multiply(const gemm::ProblemOf<Bfloat16, float>& problem) {
 #endif
 
 // Of the sums, for a total of their exponentials, which is 0 for a query that meets no key.
-template <typename T>
-float factorOf(const Head<T>& head, float total) {
+template <typename T, typename R>
+float factorOf(const Head<T, R>& head, float total) {
   return total == 0 ? (head.safe ? 0 : __builtin_nanf("")) : 1 / total;
 }
 

@@ -10,9 +10,11 @@
 #include <limits>
 
 #include "jit/onednn/attention_moves.h"
+#include "jit/onednn/quantization.h"
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/runtime/quantized_linear.h"
 
 namespace llga {
 namespace {
@@ -33,8 +35,11 @@ bool takes(std::optional<at::ScalarType> dtype) {
   return dtype == at::kFloat || (dtype == at::kBFloat16 && supportsBf16());
 }
 
-// Those whose products are of bfloat16, where there are any for this attention.
+// Those whose products are of bfloat16 or 8 bits, where there are any for this attention.
 const attention::Kernels* kernelsFor(const Attention& kernel) {
+  if (kernel.type == Attention::Type::quantized) {
+    return &attention::avx512_vnni;
+  }
   const bool narrow = kernel.type == Attention::Type::bfloat16 && usesAvx512Bf16() &&
                       !kernel.key_across && kernel.least_key_norm < 0;
   return !narrow ? kernels() : usesAmx() ? &attention::amx : &attention::avx512_bf16;
@@ -68,6 +73,23 @@ const Node* writtenAttention(const Graph& subgraph) {
     }
   }
   return nullptr;
+}
+
+bool isPerTensor(const std::optional<QuantParams>& params) { return params && params->perTensor(); }
+
+// The node that quantizes what `attention` gives, for all who read it; null if none does.
+const Node* quantizeBehind(const Node* attention) {
+  const auto& uses = attention->output()->uses();
+  if (uses.size() != 1 || uses[0].user->owningBlock() != attention->owningBlock() ||
+      uses[0].offset != 0) {
+    return nullptr;
+  }
+  return isPerTensor(quantizeParams(uses[0].user)) ? uses[0].user : nullptr;
+}
+
+Attention::Numbers numbersOf(const QuantParams& params) {
+  return {params.dtype == at::kQInt8, static_cast<float>(params.scales.front()),
+          static_cast<int32_t>(params.zero_points.front())};
 }
 
 [[noreturn]] void refuse(const std::string& reason) { throw CompileError{"attention: " + reason}; }
@@ -371,20 +393,28 @@ class NodeFinder : Finder {
     if (constant("dropout_p").toScalar().toDouble() != 0) {
       refuse("dropout_p is not 0");
     }
-    const auto* product = node_->output();
-    const auto dtype = dtypeOf(named("query"), product);
-    const auto q = operand(named("query"), dtype);
-    const auto k = operand(named("key"), dtype);
-    const auto v = operand(named("value"), dtype);
+    const auto quantized = quantizedAttention(node_);
+    const auto* behind = quantized ? quantized->quantize : nullptr;
+    const auto* product = behind != nullptr ? behind->output() : node_->output();
+    const auto dtype = dtypeOf(named("query"), node_->output());
+    const auto* query = quantized ? quantized->query : named("query");
+    const auto* key = quantized ? quantized->key : named("key");
+    const auto* value = quantized ? quantized->value : named("value");
+    const auto q = operand(query, quantized ? factsOf(query).dtype.value() : dtype);
+    const auto k = operand(key, quantized ? factsOf(key).dtype.value() : dtype);
+    const auto v = operand(value, quantized ? factsOf(value).dtype.value() : dtype);
     FoundAttention found{kernelFor(dtype, q, k, v),
-                         sourceOf(named("query"), q),
-                         sourceOf(named("key"), k),
-                         sourceOf(named("value"), v),
+                         sourceOf(query, q),
+                         sourceOf(key, k),
+                         sourceOf(value, v),
                          {},
                          {},
                          {},
                          request_->subgraph->outputs()[0]};
     auto& kernel = found.kernel;
+    if (quantized) {
+      describeNumbers(kernel, behind);
+    }
     const auto result = resultOf(product, *factsOf(product).strides);
     const Shape results{kernel.batch, kernel.heads, kernel.queries, kernel.value_size};
     const bool grouped = constant("enable_gqa").toBool() && kernel.heads % kernel.key_heads == 0;
@@ -410,6 +440,19 @@ class NodeFinder : Finder {
   const Value* named(const char* argument) const { return node_->namedInput(argument); }
   c10::IValue constant(const char* argument) const {
     return facts_.constant(named(argument)).value();
+  }
+
+  void describeNumbers(Attention& kernel, const Node* behind) const {
+    const auto numbers = [&](const char* argument) {
+      return numbersOf(dequantizeParams(named(argument)->node()).value());
+    };
+    kernel.type = Attention::Type::quantized;
+    kernel.query_numbers = numbers("query");
+    kernel.key_numbers = numbers("key");
+    kernel.value_numbers = numbers("value");
+    if (behind != nullptr) {
+      kernel.result_numbers = numbersOf(quantizeParams(behind).value());
+    }
   }
 
   void describeMask(FoundAttention& found) {
@@ -698,6 +741,25 @@ bool isOwnAttention(const Node* node, const Facts& facts) {
   const auto dtype = facts.tensor(node->namedInput("query")).dtype;
   return takes(dtype) && facts.tensor(node->namedInput("key")).dtype == dtype &&
          facts.tensor(node->namedInput("value")).dtype == dtype;
+}
+
+std::optional<QuantizedAttention> quantizedAttention(const Node* node) {
+  if (!isAttention(node) || kernels() == nullptr || !QuantizedLinear::hasKernels()) {
+    return std::nullopt;
+  }
+  QuantizedAttention found{};
+  const auto take = [&](const char* argument, const Value*& operand) {
+    const auto* dequantize = node->namedInput(argument)->node();
+    operand = isDequantize(dequantize) ? dequantize->input(0) : nullptr;
+    return isPerTensor(dequantizeParams(dequantize)) &&
+           dequantize->owningBlock() == node->owningBlock() &&
+           dequantize->output()->uses().size() == 1;
+  };
+  if (!take("query", found.query) || !take("key", found.key) || !take("value", found.value)) {
+    return std::nullopt;
+  }
+  found.quantize = quantizeBehind(node);
+  return found;
 }
 
 bool isOwnAttention(const WrittenAttention& written, const Facts& facts) {

@@ -457,10 +457,11 @@ class OwnSteps {
 
   // Where the value is by rows, after a step that copies it there.
   std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, const Value* value) {
-    const auto dtype = *draft_.request.facts->tensor(value).dtype;
+    const auto type = *draft_.request.facts->tensor(value).dtype;
+    const auto dtype = c10::isQIntType(type) ? c10::toUnderlying(type) : type;  // as plain numbers
     const auto sizes = from.second.get_dims();
     const auto layout =
-        strided(value->unique(), dtype, sizes, c10::TensorType::contiguousStridesOf(sizes));
+        strided(value->unique(), type, sizes, c10::TensorType::contiguousStridesOf(sizes));
     Plan::Step step;
     step.inputs.push_back(from);
     step.outputs.emplace_back(draft_.temporary(layout), layout);

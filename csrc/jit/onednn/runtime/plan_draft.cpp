@@ -171,7 +171,11 @@ void PlanDraft::describeOutput(size_t index) {
   spec.sizes = *facts.sizes;
   spec.strides = request.any_layout[index] ? layout.get_strides() : *facts.strides;
   if (c10::isQIntType(spec.dtype)) {
-    spec.quantizer = makeQuantizer(quantizeParams(value->node()).value());
+    const auto* node = value->node();
+    while (movesNumbers(node)) {
+      node = node->input(0)->node();
+    }
+    spec.quantizer = makeQuantizer(quantizeParams(node).value());
   }
   spec.call_local = request.call_local[index];
   spec.inplace_input = spec.call_local ? inplaceInput(id, layout) : -1;
