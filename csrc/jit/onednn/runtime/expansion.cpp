@@ -232,6 +232,10 @@ bool Expansion::pays() const {
   if (type == Type::bfloat16) {  // oneDNN is faster where these stay in the caches
     constexpr int64_t kFewest = 1 << 18;
     constexpr int64_t kFewestOfAll = 1 << 21;
+    constexpr int64_t kFewestActivated = 1 << 17;
+    if (inner.activation || outer.activation) {  // which take oneDNN longer than the products
+      return images * expanded >= kFewestActivated;
+    }
     return images >= threads && expanded >= kFewest && images * expanded >= kFewestOfAll;
   }
   if (outputs == 0) {
