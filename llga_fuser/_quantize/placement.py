@@ -150,8 +150,8 @@ def _concatenated(node: Node) -> Iterable[object]:
 def _operands(attention: Node) -> list[object]:
     """Query, key and value."""
     names = ("query", "key", "value")
-    given = list(attention.args[: len(names)])
-    return given + [attention.kwargs.get(name) for name in names[len(given) :]]
+    given = attention.args[: len(names)]
+    return [*given, *(attention.kwargs.get(name) for name in names[len(given) :])]
 
 
 def _is_plain_sum(node: Node) -> bool:
