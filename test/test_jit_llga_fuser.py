@@ -3568,13 +3568,16 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     own = [name for name in found if name.startswith("llga_expansion")]
     # Without AVX-512, of several images only.
     pays = c.own and (c.outputs == 0 or c.size[0] >= c.threads or not has_avx2_kernels())
+    activated = "F.silu" in (c.inner, c.outer)
+    expanded = c.channels * c.size[0] * math.prod(c.size[2:])
+    even = c.size[1] % 2 == 0 and c.channels % 2 == 0
     if dtype == torch.bfloat16 and has_matrix_units():
-        slow = c.outputs == 0 and "F.silu" not in (c.inner, c.outer)  # where oneDNN is as fast
-        many = c.stride != 1 or c.channels * c.size[0] * math.prod(c.size[2:]) > 2**19
-        even = c.size[1] % 2 == 0 and c.channels % 2 == 0
+        slow = c.outputs == 0 and not activated  # where oneDNN is as fast
+        many = c.stride != 1 or expanded > 2**19
         pays = (c.own or c.few) and even and not (slow and many)
     elif dtype == torch.bfloat16:
-        pays = c.narrow and has_narrow_products()
+        worth = c.own and even and activated and expanded >= 2**17
+        pays = (c.narrow or worth) and has_narrow_products()
     assert len(own) == (pays and has_own_kernels()), found
 
 
