@@ -1,8 +1,8 @@
 // Compiled for AVX-512 (F, BW, VL, VNNI): attention of 8-bit data.
 //
-// Queries meet keys in 8 bits, without any rounding. Exponentials, from 0 to 1, become two digits of
-// 8 bits each that meet the values one after the other: a rounding error of 2^-17, which is about
-// that of float32 products where a row has many keys. The rest is that of float32.
+// Queries meet keys in 8 bits, without any rounding. Exponentials, from 0 to 1, become two digits
+// of 8 bits each that meet the values one after the other: a rounding error of 2^-17, which is
+// about that of float32 products where a row has many keys. The rest is that of float32.
 #include "jit/onednn/runtime/simd_avx512.h"
 
 #include "jit/onednn/runtime/gemm_blocks.h"
@@ -22,7 +22,7 @@ namespace {
 
 static_assert(kWidth == quantized::kWidth);
 
-constexpr int64_t kBytes = 64;        // of a register
+constexpr int64_t kBytes = 64;  // of a register
 constexpr int64_t kFour = quantized::kTogether;
 constexpr int64_t kValueKeys = 128;   // whose values meet digits at once; a divisor of kKeys
 constexpr float kLargest = 0xFFFF;    // of two digits
@@ -122,10 +122,10 @@ void packValues(const Head<uint8_t, R>& head, int8_t* to) {
       for (auto key = first; key < end; key += kFour, to += kBytes) {
         __m128i rows[kFour];
         for (int64_t i = 0; i < kFour; ++i) {
-          rows[i] = key + i < end ? _mm_xor_si128(loadBytes(head.value.row(key + i) + o,
-                                                            head.value_size - o),
-                                                  flip)
-                                  : _mm_setzero_si128();
+          rows[i] =
+              key + i < end
+                  ? _mm_xor_si128(loadBytes(head.value.row(key + i) + o, head.value_size - o), flip)
+                  : _mm_setzero_si128();
         }
         const auto low = _mm_unpacklo_epi8(rows[0], rows[1]);
         const auto low_behind = _mm_unpacklo_epi8(rows[2], rows[3]);
@@ -246,11 +246,10 @@ void attendBytes(const Head<uint8_t, R>& head, const Workspace& workspace, bool 
   for (int64_t key = 0; key < keys; key += kKeys) {
     const auto count_here = least(kKeys, keys - key);
     const auto room = wholePanels(count_here, kPanel);
-    bytes.products->multiplyToFloat(
-        {count, size, count_here, query, size,
-         reinterpret_cast<const int8_t*>(workspace.keys) + key * size,
-         multipliedBy(kConstants.ones, workspace.starts + key), nullptr, workspace.scores, room,
-         nullptr});
+    bytes.products->multiplyToFloat({count, size, count_here, query, size,
+                                     reinterpret_cast<const int8_t*>(workspace.keys) + key * size,
+                                     multipliedBy(kConstants.ones, workspace.starts + key), nullptr,
+                                     workspace.scores, room, nullptr});
     // With those that are not met but multiplied.
     const auto multiplied = least(wholePanels(count_here, kValueKeys), head.keys - key);
     const auto digits_size = wholePanels(multiplied, kPanel);
@@ -304,7 +303,7 @@ constexpr Functions<uint8_t, R> kByteFunctions{packBytes<R>, attendBytes<R>, nul
 
 }  // namespace
 
-const Kernels avx512_vnni{
-    "llga_attention:avx512_vnni", kPanel, {}, {}, kByteFunctions<uint8_t>, kByteFunctions<float>};
+const Kernels avx512_vnni{"llga_attention:avx512_vnni", kPanel, {}, {}, kByteFunctions<uint8_t>,
+                          kByteFunctions<float>};
 
 }  // namespace llga::attention
