@@ -782,6 +782,35 @@ def test_bf16_around_8_bits() -> None:
     run(Mixed(), (torch.rand(1, 8, 9, 9) * 4,), step=0.3, apart=0.1, inside="_convolution")
 
 
+# Not those that add an input: a tensor without dimensions would not make float32 of a sum.
+@pytest.mark.parametrize("post", [post for post in POSTS if not post.startswith("add")])
+@pytest.mark.parametrize("op", ["conv", "depthwise", "linear", "matmul"])
+def test_autocast(op: str, post: str) -> None:
+    """The casts of autocast part no group: products are those of 8 bits."""
+    function, shape, bias, data_shape = OPS[op]
+    x = torch.rand(data_shape) * 4
+
+    def finish(y: Tensor, other: Tensor) -> Tensor:
+        return qdq(POSTS[post][0](y, other).float(), 0.1, 11)
+
+    w = weight(*shape, per_channel=op != "matmul")
+    module = Layer(function, w, bias, finish)
+    inputs = (x, torch.zeros(()))
+    target = (0.1, 11, torch.quint8)
+    plain = run(Layer(function, w, bias, POSTS[post][0], target), inputs, step=0.1)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = module(*inputs)
+        script = to_script(module, inputs, autocast=True)
+        for _ in range(4):
+            apart = (script(*inputs) - expected).abs() / 0.1
+            # Eager rounds data, weights and sums, here up to 25, to bfloat16: sums by 0.06 at most.
+            assert apart.max() < 2.1 and apart.mean() < 0.25
+        found = fused_graph(script, *inputs)
+    assert found.groups == plain.groups, f"{plain}\n{found}"
+    assert not found.outside["aten::to"], str(found)
+
+
 @pytest.mark.parametrize("op", ["conv", "linear", "depthwise"])
 def test_float_data_with_8_bit_weights(op: str) -> None:
     """Nothing multiplies them: the group makes floats of them, once."""

@@ -29,6 +29,7 @@ PASSES = [
     "normalize_ops",
     "restore_linear",
     "widen_bfloat16",
+    "widen_quantized",
     "drop_casts",
     "prepare_quantized",
     "prepare_binary",
@@ -608,6 +609,90 @@ def test_widen_bfloat16_of_other_types() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         (result,) = results_of(graph, x, w.float(), x[:, :1])
     torch.testing.assert_close(result, (x @ w.float()) * x[:, :1], rtol=0.02, atol=0.02)
+
+
+AROUND_8_BIT = """
+graph(%q : Tensor, %w : Tensor, %f : Tensor):
+  %bf16 : int = prim::Constant[value=15]()
+  %float : int = prim::Constant[value=6]()
+  %quint8 : int = prim::Constant[value=13]()
+  %zero : int = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %no : bool = prim::Constant[value=0]()
+  %none : NoneType = prim::Constant()
+  %scale : float = prim::Constant[value=0.5]()
+  %d : Tensor = aten::dequantize(%q)
+  %e : Tensor = aten::dequantize(%w)
+  %x : Tensor = aten::to(%d, %bf16, %no, %no, %none)
+  %v : Tensor = aten::to(%e, %bf16, %no, %no, %none)
+  %b : Tensor = aten::to(%f, %bf16, %no, %no, %none)
+  REST
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "left"),
+    [
+        (
+            (
+                "%y : Tensor = aten::linear(%x, %v, %none); %r : Tensor = aten::relu(%y)"
+                "; return (%r)"
+            ),
+            [*("aten::dequantize",) * 2, "aten::linear", "aten::relu", "llga::narrow"],
+        ),
+        (  # up to where it is quantized
+            (
+                "%y : Tensor = aten::linear(%x, %v, %none); %r : Tensor = aten::relu(%y)"
+                "; %s : Tensor = aten::to(%r, %float, %no, %no, %none)"
+                "; %p : Tensor = aten::quantize_per_tensor(%s, %scale, %zero, %quint8)"
+                "; return (%p)"
+            ),
+            [
+                *("aten::dequantize",) * 2,
+                *("aten::linear", "aten::relu", "aten::quantize_per_tensor"),
+            ],
+        ),
+        (  # up to where other values of bfloat16 come in
+            (
+                "%y : Tensor = aten::linear(%x, %v, %none)"
+                "; %r : Tensor = aten::add(%y, %b, %one); return (%r)"
+            ),
+            [
+                *("aten::dequantize",) * 2,
+                *("aten::to", "aten::linear", "llga::narrow", "aten::add"),
+            ],
+        ),
+        (  # a sum in float32
+            (
+                "%y : Tensor = aten::linear(%x, %v, %none)"
+                "; %g : Tensor = aten::layer_norm(%d, %sizes, %none, %none, %scale, %no)"
+                "; %r : Tensor = aten::add(%y, %g, %one); return (%r)"
+            ),
+            [*("aten::dequantize",) * 2, "aten::linear", "aten::layer_norm", "aten::add"],
+        ),
+        (  # 8-bit weights alone: nothing multiplies them
+            "%y : Tensor = aten::linear(%b, %v, %none); return (%y)",
+            ["aten::dequantize", "aten::to", "aten::to", "aten::linear"],
+        ),
+    ],
+)
+def test_widen_quantized(rest: str, left: list[str]) -> None:
+    """Products of 8-bit values lose the roundings around them, and nothing else does."""
+    text = AROUND_8_BIT.replace("REST", rest.replace("; ", "\n  ")).replace(
+        "  %d :", "  %sizes : int[] = prim::Constant[value=[3]]()\n  %d :"
+    )
+    graph = parsed(text)
+    _C.run_pass("widen_quantized", graph)
+    torch._C._jit_pass_dce(graph)
+    torch._C._jit_pass_lint(graph)
+    assert kinds(graph) == left, graph
+    x = torch.quantize_per_tensor(torch.rand(2, 3), 0.01, 3, torch.quint8)
+    w = torch.quantize_per_tensor(torch.randn(3, 3), 0.05, 0, torch.qint8)
+    f = torch.randn(2, 3)
+    plain = parsed(text)
+    for ours, theirs in zip(results_of(graph, x, w, f), results_of(plain, x, w, f), strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours.dequantize(), theirs.dequantize(), rtol=0.04, atol=0.04)
 
 
 def test_widen_bfloat16_in_branches() -> None:

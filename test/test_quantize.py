@@ -21,7 +21,7 @@ import llga_fuser
 from llga_fuser import QuantizationConfig, _models
 from llga_fuser._quantize.functions import quantize_per_tensor
 from llga_fuser._quantize.observers import PairedMinMaxObserver, PairedPerChannelMinMaxObserver
-from util import restored
+from util import fused_graph, restored
 
 IMAGE = (2, 8, 8, 8)
 FLOWS = ("fx", "export")
@@ -620,6 +620,14 @@ def test_bf16(name: str, flow: str) -> None:
     fast = llga_fuser.compile(quantized, x, dtype=torch.bfloat16)
     with torch.no_grad():
         assert sqnr(fast(x).float(), net(x)) > 25
+        for _ in range(3):
+            fast(x)
+        found = fused_graph(fast, x)
+    multiply = ("aten::linear", "aten::_convolution", "aten::conv2d", "aten::matmul")
+    products = [group for group in found.groups if any(group[kind] for kind in multiply)]
+    assert len(products) == {"residual": 4, "attention": 6}[name], str(found)
+    for group in products:  # of 8-bit values, without a cast in between
+        assert group["aten::dequantize"] >= 2 and not group["aten::to"], str(found)
 
 
 def test_progress(capsys: pytest.CaptureFixture[str]) -> None:

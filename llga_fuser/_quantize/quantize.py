@@ -223,6 +223,8 @@ def _quiet() -> Iterator[None]:
         ):
             warnings.filterwarnings("ignore", words)
         warnings.filterwarnings("ignore", r"Please use quant_min and quant_max")
+        # That sigmoid, tanh and softmax could have fixed parameters: what is observed serves, too.
+        warnings.filterwarnings("ignore", r"QConfig must specify a FixedQParamsObserver")
         # The second one comes with the first such tensor of the process, and never again.
         torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
         yield

@@ -97,22 +97,8 @@ void readsOf(const Node* node, const Block* block, std::vector<const Value*>& re
 
 std::optional<AttentionCore> ownAttentionOf(const Node* node, const Facts& facts) {
   if (isOwnAttention(node, facts)) {
-    if (const auto found = quantizedAttention(node)) {
-      AttentionCore core{found->query, found->key, found->value, node->output(), {node}};
-      for (const auto* operand : {"query", "key", "value"}) {
-        core.nodes.push_back(node->namedInput(operand)->node());
-      }
-      if (found->quantize != nullptr) {
-        core.nodes.push_back(found->quantize);
-        core.result = found->quantize->output();
-      }
-      return core;
-    }
-    return AttentionCore{node->namedInput("query"),
-                         node->namedInput("key"),
-                         node->namedInput("value"),
-                         node->output(),
-                         {node}};
+    auto own = attentionOperands(node);
+    return AttentionCore{own.query, own.key, own.value, own.result, std::move(own.nodes)};
   }
   auto written = attentionAround(node, facts);
   if (!written || !isOwnAttention(*written, facts)) {

@@ -39,6 +39,8 @@ const std::vector<PassEntry>& passes() {
        "after restore_linear, as fold_constants and normalize_ops leave more types known; before "
        "drop_casts, which would round where this does without",
        [] { return !supportsBf16(); }},
+      {"widen_quantized", widenQuantized,
+       "likewise; before prepare_quantized, which expects dequantized values as they are"},
       {"drop_casts", dropCasts,
        "after fold_constants and normalize_ops, which leave more types known; before fusing, which "
        "stops at casts"},

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "jit/onednn/quantization.h"
+
 namespace llga {
 namespace {
 
@@ -61,14 +63,21 @@ bool hasDimensions(const Value* value, int further = 8) {
     case aten::layer_norm:
     case aten::batch_norm:
     case aten::embedding:
+    case aten::max_pool1d:
+    case aten::max_pool2d:
+    case aten::avg_pool1d:
+    case aten::avg_pool2d:
+    case aten::adaptive_avg_pool1d:
+    case aten::adaptive_avg_pool2d:
       return true;
     case aten::dropout:
     case aten::to:
       return hasDimensions(node->input(0), further - 1);
     default:
-      return isProduct(node) || ((isActivation(node) || node->kind() == asTargetKind() ||
-                                  node->kind() == fullPrecisionKind()) &&
-                                 hasDimensions(node->input(0), further - 1));
+      return isProduct(node) ||
+             ((isActivation(node) || node->kind() == asTargetKind() ||
+               node->kind() == fullPrecisionKind() || isQuantize(node) || isDequantize(node)) &&
+              hasDimensions(node->input(0), further - 1));
   }
 }
 
@@ -172,6 +181,9 @@ Dtype KnownTypes::infer(const Value* value) {
   }
   if (isBinary(node)) {
     return ofOperands(node);
+  }
+  if (isDequantize(node)) {
+    return at::kFloat;
   }
   if (node->kind() == asTargetKind()) {
     return of(node->input(1));

@@ -20,6 +20,7 @@ void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
 void restoreLinear(const GraphPtr& graph);
 void widenBfloat16(const GraphPtr& graph);
+void widenQuantized(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
 void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);

@@ -1,5 +1,7 @@
-// Computes in float32 what would be computed in bfloat16: for processors on which nothing computes
-// in bfloat16 but loops over single numbers.
+// Computes in float32 what would be computed in bfloat16: everything on processors on which nothing
+// computes in bfloat16 but loops over single numbers (widen_bfloat16), and everywhere what is made
+// of 8-bit values (widen_quantized), which oneDNN multiplies as they are if nothing rounds what is
+// dequantized.
 //
 //   %3 : Tensor = aten::conv2d(%x, %weight, ...)     # %weight: a constant of bfloat16
 //   %4 : Tensor = aten::relu(%3)
@@ -21,6 +23,10 @@
 // what has bfloat16 because of such an input is rounded where the input is of it:
 //
 //   %4 : Tensor = llga::narrow_as(%7, %x)
+//
+// Around 8-bit values those are chosen that have no other operands of bfloat16 than constants,
+// rounded dequantized values, and results of those chosen: a product if all it multiplies is
+// dequantized, and what follows it up to where other values of bfloat16 come in.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -36,6 +42,7 @@
 
 #include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 namespace {
@@ -126,13 +133,21 @@ at::ArrayRef<Value*> resultsOf(Node* node) {
                                                                       : at::ArrayRef<Value*>();
 }
 
+// What is computed in float32.
+enum class Scope { all, around_8_bit };
+
 class Widening {
  public:
-  explicit Widening(GraphPtr graph)
-      : graph_(std::move(graph)), types_(none_), aliases_(std::make_unique<AliasDb>(graph_)) {}
+  Widening(GraphPtr graph, Scope scope)
+      : graph_(std::move(graph)),
+        scope_(scope),
+        types_(none_),
+        aliases_(std::make_unique<AliasDb>(graph_)) {}
 
   void run() {
-    assume();
+    if (scope_ == Scope::all) {
+      assume();
+    }
     choose();
     if (chosen_.empty()) {
       return;
@@ -194,7 +209,8 @@ class Widening {
         types_.of(output);
       }
       const auto dtype = castsTo(node);
-      if (computes(node) && isNarrow(node) && isPrivate(node) && !takesOptional(node)) {
+      if (computes(node) && isNarrow(node) && isPrivate(node) && !takesOptional(node) &&
+          isInScope(node)) {
         auto reasons = reasonsOf(resultsOf(node)[0]);
         if (reasons.size() <= 1) {
           chosen_.emplace(node, reasons.empty() ? nullptr : reasons[0]);
@@ -208,6 +224,50 @@ class Widening {
         roundings_.insert(node);
       }
     });
+  }
+
+  bool isInScope(const Node* node) {
+    if (scope_ == Scope::all) {
+      return true;
+    }
+    const auto isDequantized = [](const Value* value) {
+      while (keepsFirst(value->node()) || isPlainCast(value->node())) {
+        value = value->node()->input(0);
+      }
+      return isDequantize(value->node());
+    };
+    const size_t multiplied = node->kind() == aten::scaled_dot_product_attention ? 3
+                              : isProduct(node)                                  ? 2
+                                                                                 : 0;
+    const auto inputs = node->inputs();
+    if (!std::all_of(inputs.begin(), inputs.begin() + static_cast<int64_t>(multiplied),
+                     isDequantized)) {
+      return false;
+    }
+    bool any = false;
+    const auto isWide = [&](const Value* value) {
+      if (types_.of(value) != at::kBFloat16 || value->node()->kind() == prim::Constant) {
+        return true;
+      }
+      const auto* source = value->node();
+      const bool wide = isChosen(value) ||
+                        (roundings_.count(source) != 0 && isDequantize(source->input(0)->node()));
+      any = any || wide;
+      return wide;
+    };
+    return std::all_of(inputs.begin(), inputs.end(),
+                       [&](const Value* input) {
+                         const auto* list = input->node();
+                         return isTensorList(input) ? std::all_of(list->inputs().begin(),
+                                                                  list->inputs().end(), isWide)
+                                                    : !isTensor(input) || isWide(input);
+                       }) &&
+           any;
+  }
+
+  bool isChosen(const Value* result) const {
+    const auto* node = result->node();
+    return chosen_.count(node->kind() == prim::ListUnpack ? node->input(0)->node() : node) != 0;
   }
 
   bool isNarrow(Node* node) {
@@ -351,6 +411,7 @@ class Widening {
   }
 
   GraphPtr graph_;
+  Scope scope_;
   const Nodes none_;
   KnownTypes types_;
   std::unique_ptr<AliasDb> aliases_;
@@ -366,7 +427,16 @@ class Widening {
 
 void widenBfloat16(const GraphPtr& graph) {
   registerCasts();
-  Widening(graph).run();
+  Widening(graph, Scope::all).run();
+}
+
+void widenQuantized(const GraphPtr& graph) {
+  bool any = false;
+  walk(graph->block(), [&](const Node* node) { any = any || isDequantize(node); });
+  if (any) {
+    registerCasts();
+    Widening(graph, Scope::around_8_bit).run();
+  }
 }
 
 }  // namespace llga

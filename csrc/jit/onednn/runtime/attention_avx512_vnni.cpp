@@ -230,12 +230,7 @@ template <typename R>
 void attendBytes(const Head<uint8_t, R>& head, const Workspace& workspace, bool /*finite*/,
                  int64_t first, int64_t count) {
   const auto& bytes = *head.bytes;
-  float largest[kQueries];
-  float total[kQueries];
-  for (int64_t q = 0; q < count; ++q) {
-    largest[q] = -kInfinity;
-    total[q] = 0;
-  }
+  SoFar so_far(count);
   auto* query = reinterpret_cast<uint8_t*>(workspace.query);
   copyBytes(head, first, count, query);
   const auto size = wholePanels(head.size, kFour);
@@ -255,22 +250,10 @@ void attendBytes(const Head<uint8_t, R>& head, const Workspace& workspace, bool 
     const auto digits_size = wholePanels(multiplied, kPanel);
     const auto high = count * digits_size;
     for (int64_t q = 0; q < count; ++q) {
-      const auto end = head.causal ? least(keys, first + q + 1) : keys;
-      const auto met = end > key ? least(end - key, kKeys) : 0;
-      Row row{workspace.scores + q * room, met, multiplied};
-      const auto most = prepare(head, first + q, key, row, head.scale);
-      const auto before = largest[q];
-      const auto now = most > before ? most : before;
-      if (now == -kInfinity && ignoresNan(head)) {
-        row.met = 0;
-      }
-      if (key > 0 && now != before) {
-        const float factor = before == -kInfinity ? 0 : __builtin_expf(before - now);
-        multiplyRow(workspace.sums + q * head.value_size, head.value_size, factor);
-        total[q] *= factor;
-      }
-      largest[q] = now;
-      total[q] += inDigits(row, now, workspace.digits + q * digits_size, high);
+      auto* to = workspace.digits + q * digits_size;
+      meet(head, workspace, so_far, first, q, key, keys,
+           {workspace.scores + q * room, 0, multiplied}, head.scale,
+           [&](const Row& row, float most) { return inDigits(row, most, to, high); });
     }
     Digits digits{workspace.digits + high, kConstants.high, count, digits_size, key,
                   key + count_here};
@@ -285,11 +268,11 @@ void attendBytes(const Head<uint8_t, R>& head, const Workspace& workspace, bool 
     }
     const auto* from = workspace.sums + q * head.value_size;
     auto* to = head.result.row(first + q);
-    const float factor = factorOf(head, total[q]);
+    const float factor = factorOf(head, so_far.total[q]);
     for (int64_t d = 0; d < head.value_size; d += kWidth) {
       const auto left = head.value_size - d;
       Vector result = Vector{} + factor;
-      if (keys > 0 && total[q] != 0) {
+      if (keys > 0 && so_far.total[q] != 0) {
         const auto sum = left < kWidth ? loadFirst(from + d, left) : loadVector(from + d);
         result = (sum * factor - bytes.value_zero_point) * bytes.value_scale;
       }

@@ -558,16 +558,47 @@ float factorOf(const Head<T, R>& head, float total) {
   return total == 0 ? (head.safe ? 0 : __builtin_nanf("")) : 1 / total;
 }
 
+// What is known of the scores of each query, up to a block of keys.
+struct SoFar {
+  float largest[kQueries];
+  float total[kQueries];  // of exp(score - largest)
+
+  explicit SoFar(int64_t count) {
+    for (int64_t q = 0; q < count; ++q) {
+      largest[q] = -kInfinity;
+      total[q] = 0;
+    }
+  }
+};
+
+// Query `first + q` meets those of a block's keys, from `key` on, that are before `end`: `row` has
+// room for them. `weigh(row, largest)` writes their exponentials and returns the sum; the sums of
+// blocks before are brought to the largest score of now.
+template <typename T, typename R, typename Weigh>
+void meet(const Head<T, R>& head, const Workspace& workspace, SoFar& so_far, int64_t first,
+          int64_t q, int64_t key, int64_t end, Row row, float scale, const Weigh& weigh) {
+  end = head.causal ? least(end, first + q + 1) : end;
+  row.met = end > key ? least(end - key, kKeys) : 0;
+  const auto most = prepare(head, first + q, key, row, scale);
+  const auto before = so_far.largest[q];
+  const auto now = most > before ? most : before;
+  if (now == -kInfinity && ignoresNan(head)) {
+    row.met = 0;
+  }
+  if (key > 0 && now != before) {
+    const float factor = before == -kInfinity ? 0 : __builtin_expf(before - now);
+    multiplyRow(workspace.sums + q * head.value_size, head.value_size, factor);
+    so_far.total[q] *= factor;
+  }
+  so_far.largest[q] = now;
+  so_far.total[q] += weigh(row, now);
+}
+
 template <typename T, typename P>
 void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_t first,
             int64_t count) {
-  float largest[kQueries];
-  float total[kQueries];
+  SoFar so_far(count);
   float scales[kQueries];
-  for (int64_t q = 0; q < count; ++q) {
-    largest[q] = -kInfinity;
-    total[q] = 0;
-  }
   const auto* all_keys = reinterpret_cast<const P*>(workspace.keys);
   const auto* all_values = reinterpret_cast<const P*>(workspace.values);
   auto* query = reinterpret_cast<P*>(workspace.query);
@@ -584,22 +615,8 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
                                        all_keys + key * size, size * kPanel, nullptr, nullptr,
                                        workspace.scores});
     for (int64_t q = 0; q < count; ++q) {
-      const auto end = head.causal ? least(keys, first + q + 1) : keys;
-      const auto met = end > key ? least(end - key, kKeys) : 0;
-      Row row{workspace.scores + q * room, met, count_here};
-      const auto most = prepare(head, first + q, key, row, scales[q]);
-      const auto before = largest[q];
-      const auto now = most > before ? most : before;
-      if (now == -kInfinity && ignoresNan(head)) {
-        row.met = 0;
-      }
-      if (key > 0 && now != before) {
-        const float factor = before == -kInfinity ? 0 : __builtin_expf(before - now);
-        multiplyRow(workspace.sums + q * head.value_size, head.value_size, factor);
-        total[q] *= factor;
-      }
-      largest[q] = now;
-      total[q] += exponentials<P>(row, now);
+      meet(head, workspace, so_far, first, q, key, keys,
+           {workspace.scores + q * room, 0, count_here}, scales[q], exponentials<P>);
     }
     // A P is as much narrower than the scores that it is written over as products take more at
     // once.
@@ -616,7 +633,7 @@ void attend(const Head<T>& head, const Workspace& workspace, bool finite, int64_
     }
     const auto* from = workspace.sums + q * head.value_size;
     auto* to = head.result.row(first + q);
-    const float factor = factorOf(head, total[q]);
+    const float factor = factorOf(head, so_far.total[q]);
     for (int64_t d = 0; d < head.value_size; d += kWidth) {
       const auto left = head.value_size - d;
       const auto sum = left < kWidth ? loadFirst(from + d, left) : loadVector(from + d);

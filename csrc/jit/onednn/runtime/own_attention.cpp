@@ -393,28 +393,27 @@ class NodeFinder : Finder {
     if (constant("dropout_p").toScalar().toDouble() != 0) {
       refuse("dropout_p is not 0");
     }
-    const auto quantized = quantizedAttention(node_);
-    const auto* behind = quantized ? quantized->quantize : nullptr;
-    const auto* product = behind != nullptr ? behind->output() : node_->output();
     const auto dtype = dtypeOf(named("query"), node_->output());
-    const auto* query = quantized ? quantized->query : named("query");
-    const auto* key = quantized ? quantized->key : named("key");
-    const auto* value = quantized ? quantized->value : named("value");
-    const auto q = operand(query, quantized ? factsOf(query).dtype.value() : dtype);
-    const auto k = operand(key, quantized ? factsOf(key).dtype.value() : dtype);
-    const auto v = operand(value, quantized ? factsOf(value).dtype.value() : dtype);
+    const auto operands = attentionOperands(node_);
+    const auto take = [&](const Value* value) {
+      return operand(value, operands.quantized ? factsOf(value).dtype.value() : dtype);
+    };
+    const auto q = take(operands.query);
+    const auto k = take(operands.key);
+    const auto v = take(operands.value);
     FoundAttention found{kernelFor(dtype, q, k, v),
-                         sourceOf(query, q),
-                         sourceOf(key, k),
-                         sourceOf(value, v),
+                         sourceOf(operands.query, q),
+                         sourceOf(operands.key, k),
+                         sourceOf(operands.value, v),
                          {},
                          {},
                          {},
                          request_->subgraph->outputs()[0]};
     auto& kernel = found.kernel;
-    if (quantized) {
-      describeNumbers(kernel, behind);
+    if (operands.quantized) {
+      describeNumbers(kernel, operands.result);
     }
+    const auto* product = operands.result;
     const auto result = resultOf(product, *factsOf(product).strides);
     const Shape results{kernel.batch, kernel.heads, kernel.queries, kernel.value_size};
     const bool grouped = constant("enable_gqa").toBool() && kernel.heads % kernel.key_heads == 0;
@@ -442,7 +441,7 @@ class NodeFinder : Finder {
     return facts_.constant(named(argument)).value();
   }
 
-  void describeNumbers(Attention& kernel, const Node* behind) const {
+  void describeNumbers(Attention& kernel, const Value* result) const {
     const auto numbers = [&](const char* argument) {
       return numbersOf(dequantizeParams(named(argument)->node()).value());
     };
@@ -450,8 +449,8 @@ class NodeFinder : Finder {
     kernel.query_numbers = numbers("query");
     kernel.key_numbers = numbers("key");
     kernel.value_numbers = numbers("value");
-    if (behind != nullptr) {
-      kernel.result_numbers = numbersOf(quantizeParams(behind).value());
+    if (result != node_->output()) {
+      kernel.result_numbers = numbersOf(quantizeParams(result->node()).value());
     }
   }
 
@@ -743,23 +742,30 @@ bool isOwnAttention(const Node* node, const Facts& facts) {
          facts.tensor(node->namedInput("value")).dtype == dtype;
 }
 
-std::optional<QuantizedAttention> quantizedAttention(const Node* node) {
-  if (!isAttention(node) || kernels() == nullptr || !QuantizedLinear::hasKernels()) {
-    return std::nullopt;
-  }
-  QuantizedAttention found{};
-  const auto take = [&](const char* argument, const Value*& operand) {
-    const auto* dequantize = node->namedInput(argument)->node();
-    operand = isDequantize(dequantize) ? dequantize->input(0) : nullptr;
+AttentionOperands attentionOperands(const Node* attention) {
+  const auto* query = attention->namedInput("query");
+  const auto* key = attention->namedInput("key");
+  const auto* value = attention->namedInput("value");
+  AttentionOperands operands{query, key, value, attention->output(), false, {attention}};
+  const auto isQuantized = [&](const Value* operand) {
+    const auto* dequantize = operand->node();
     return isPerTensor(dequantizeParams(dequantize)) &&
-           dequantize->owningBlock() == node->owningBlock() &&
-           dequantize->output()->uses().size() == 1;
+           dequantize->owningBlock() == attention->owningBlock() && operand->uses().size() == 1;
   };
-  if (!take("query", found.query) || !take("key", found.key) || !take("value", found.value)) {
-    return std::nullopt;
+  if (!QuantizedLinear::hasKernels() || !isQuantized(query) || !isQuantized(key) ||
+      !isQuantized(value)) {
+    return operands;
   }
-  found.quantize = quantizeBehind(node);
-  return found;
+  operands.quantized = true;
+  for (auto* operand : {&operands.query, &operands.key, &operands.value}) {
+    operands.nodes.push_back((*operand)->node());
+    *operand = (*operand)->node()->input(0);
+  }
+  if (const auto* quantize = quantizeBehind(attention)) {
+    operands.nodes.push_back(quantize);
+    operands.result = quantize->output();
+  }
+  return operands;
 }
 
 bool isOwnAttention(const WrittenAttention& written, const Facts& facts) {

@@ -14,18 +14,19 @@ namespace llga {
 // a call is left to PyTorch then.
 bool isOwnAttention(const Node* node, const Facts& facts);
 
-// Attention of 8-bit values:
+// What our kernel reads and writes for scaled_dot_product_attention: of 8-bit values, it has inside
 //
 //   quantize(scaled_dot_product_attention(dequantize(query), dequantize(key), dequantize(value)))
-struct QuantizedAttention {
+struct AttentionOperands {
   const Value* query;
   const Value* key;
   const Value* value;
-  const Node* quantize;  // null: the result is float
+  const Value* result;
+  bool quantized;                  // query, key and value
+  std::vector<const Node*> nodes;  // the attention and those around it that are inside
 };
 
-// Nothing where `node` is none, or our kernel can't compute it.
-std::optional<QuantizedAttention> quantizedAttention(const Node* node);
+AttentionOperands attentionOperands(const Node* attention);
 
 // Whether it makes a group of attention that is written out: as far as is known, its sizes fit.
 bool isOwnAttention(const WrittenAttention& written, const Facts& facts);

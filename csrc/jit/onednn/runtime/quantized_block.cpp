@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 
 #include <algorithm>
 
@@ -17,8 +18,6 @@ using quantized::kVectors;
 using quantized::kWidth;
 
 const quantized::Kernels& kernels() { return QuantizedLinear::kernels(); }
-
-int64_t roundedUp(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
 
 // Rows of the result of one image, that one thread computes.
 struct Part {
@@ -59,9 +58,9 @@ class PartOf {
         : step(rowsAtOnce(rows, b.size[1], b.stride, b.outputs != 0 ? b.result_size[1] : 0)),
           slots(rowsUnder(step, b.window, b.stride)),
           pitch(std::max(b.padding + b.size[1], rowsUnder(b.result_size[1], b.window, b.stride))),
-          vectors(roundedUp(b.channels, kWidth) / kWidth),
-          chunks(roundedUp(vectors, kVectors) / kVectors),
-          lines(b.outputs != 0 ? roundedUp(step * b.result_size[1] * vectors * kWidth, kPiece)
+          vectors(at::round_up(b.channels, kWidth) / kWidth),
+          chunks(at::round_up(vectors, kVectors) / kVectors),
+          lines(b.outputs != 0 ? at::round_up(step * b.result_size[1] * vectors * kWidth, kPiece)
                                : 0) {}
 
     int64_t chunk() const { return slots * pitch * kPiece; }  // bytes
@@ -161,7 +160,7 @@ class PartOf {
   // Row `y` of the result.
   void depthwise(int64_t y, uint8_t* chunk, int64_t channel, int64_t channels, uint8_t* to,
                  int64_t stride) const {
-    const auto rows = roundedUp(b_.window, kTogether);
+    const auto rows = at::round_up(b_.window, kTogether);
     auto rescale = b_.sums[1].rescale;
     rescale.start += channel;
     rescale.scale += channel;
@@ -190,9 +189,9 @@ class PartOf {
 
 // Of (channel, row, column).
 at::Tensor depthwiseWeight(const at::Tensor& weight) {
-  const auto channels = roundedUp(weight.size(0), kWidth);
+  const auto channels = at::round_up(weight.size(0), kWidth);
   const auto window = weight.size(1);
-  const auto rows = roundedUp(window, kTogether);
+  const auto rows = at::round_up(window, kTogether);
   return at::constant_pad_nd(weight, {0, 0, 0, rows - window, 0, channels - weight.size(0)})
       .view({channels / kWidth, kWidth, rows / kTogether, kTogether, window})
       .permute({0, 2, 4, 1, 3});

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 
 #include <algorithm>
 
@@ -13,8 +14,6 @@ namespace {
 using quantized::kTogether;
 using quantized::kWidth;
 
-int64_t roundedUp(int64_t number, int64_t to) { return (number + to - 1) / to * to; }
-
 void multiply(const quantized::ProductOf<uint8_t>& product) {
   QuantizedLinear::kernels().multiply(product);
 }
@@ -25,7 +24,7 @@ void multiply(const quantized::ProductOf<float>& product) {
 }  // namespace
 
 at::Tensor QuantizedSums::padded(const at::Tensor& numbers) {
-  return at::constant_pad_nd(numbers, {0, roundedUp(numbers.size(0), kWidth) - numbers.size(0)})
+  return at::constant_pad_nd(numbers, {0, at::round_up(numbers.size(0), kWidth) - numbers.size(0)})
       .contiguous();
 }
 
@@ -43,8 +42,8 @@ bool QuantizedLinear::pays() const {
 }
 
 at::Tensor QuantizedLinear::ordered(const at::Tensor& weight, int64_t multiple) {
-  const auto outputs = roundedUp(weight.size(0), kWidth);
-  const auto inputs = roundedUp(weight.size(1), std::max(multiple, kTogether));
+  const auto outputs = at::round_up(weight.size(0), kWidth);
+  const auto inputs = at::round_up(weight.size(1), std::max(multiple, kTogether));
   const bool whole = outputs == weight.size(0) && inputs == weight.size(1);
   return (whole ? weight
                 : at::constant_pad_nd(weight,

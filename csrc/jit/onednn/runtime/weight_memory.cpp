@@ -1,5 +1,6 @@
 #include "jit/onednn/runtime/weight_memory.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
@@ -19,13 +20,11 @@ constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSmallestSlab = size_t{32} << 20;
 
-size_t roundedUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 // The whole units of memory between two addresses.
 struct Range {
   Range(void* memory, size_t bytes, size_t unit) {
     const auto address = reinterpret_cast<uintptr_t>(memory);
-    const auto first = roundedUp(address, unit);
+    const auto first = at::round_up(address, unit);
     const auto last = (address + bytes) / unit * unit;
     start = static_cast<char*>(memory) + (first - address);
     size = last > first ? last - first : 0;
@@ -39,7 +38,7 @@ class Slab {
  public:
   // Whole huge pages, as many as hold so many bytes at least.
   explicit Slab(size_t bytes)
-      : bytes_(roundedUp(bytes, kHugePage) + kHugePage),
+      : bytes_(at::round_up(bytes, kHugePage) + kHugePage),
         memory_(c10::GetCPUAllocator()->allocate(bytes_)),
         range_(memory_.get(), bytes_, kHugePage) {
     preferHugePages(range_.start, range_.size);
@@ -91,7 +90,7 @@ std::pair<std::shared_ptr<Slab>, char*> take(size_t bytes) {
 at::Tensor allocateWeight(at::IntArrayRef sizes, const at::TensorOptions& options) {
   const auto bytes =
       static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
-  auto [slab, data] = take(roundedUp(bytes, kAlignment));
+  auto [slab, data] = take(at::round_up(bytes, kAlignment));
   return at::from_blob(
       data, sizes,
       [slab = std::move(slab), bytes](void* memory) {
