@@ -27,6 +27,9 @@
 // Around 8-bit values those are chosen that have no other operands of bfloat16 than constants,
 // rounded dequantized values, and results of those chosen: a product if all it multiplies is
 // dequantized, and what follows it up to where other values of bfloat16 come in.
+//
+// TorchScript has a graph of its own for calls under eager's autocast. There products of float32
+// give bfloat16: casts to float32 stay, and around 8-bit values nothing is changed.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -250,8 +253,10 @@ class Widening {
         return true;
       }
       const auto* source = value->node();
-      const bool wide = isChosen(value) ||
-                        (roundings_.count(source) != 0 && isDequantize(source->input(0)->node()));
+      while (roundings_.count(source) != 0) {
+        source = source->input(0)->node();
+      }
+      const bool wide = isChosen(value) || (source != value->node() && isDequantize(source));
       any = any || wide;
       return wide;
     };
@@ -348,7 +353,8 @@ class Widening {
         found = true;
       }
     }
-    if (isPlainCast(node) && (found || types_.of(node->input(0)) == at::kFloat)) {
+    if (!within_autocast_ && isPlainCast(node) &&
+        (found || types_.of(node->input(0)) == at::kFloat)) {
       node->output()->replaceAllUsesWith(node->input(0));
     }
   }
@@ -412,6 +418,7 @@ class Widening {
 
   GraphPtr graph_;
   Scope scope_;
+  bool within_autocast_ = at::autocast::is_autocast_enabled(at::kCPU);
   const Nodes none_;
   KnownTypes types_;
   std::unique_ptr<AliasDb> aliases_;
@@ -433,7 +440,7 @@ void widenBfloat16(const GraphPtr& graph) {
 void widenQuantized(const GraphPtr& graph) {
   bool any = false;
   walk(graph->block(), [&](const Node* node) { any = any || isDequantize(node); });
-  if (any) {
+  if (any && !at::autocast::is_autocast_enabled(at::kCPU)) {
     registerCasts();
     Widening(graph, Scope::around_8_bit).run();
   }

@@ -145,6 +145,17 @@ Rectifier rectifierOf(const OpSpec& op) {
   }
 }
 
+// What `op` adds to `value`, if it adds one other operand and the sum has the value's sizes; else
+// null.
+const Operand* addedTo(const Operand& value, const OpSpec& op) {
+  if (op.kind() != OpKind::Add || op.outputs()[0].sizes != value.sizes) {
+    return nullptr;
+  }
+  const auto& terms = op.inputs();
+  const bool left = terms[0].id == value.id;
+  return left != (terms[1].id == value.id) ? &terms[left ? 1 : 0] : nullptr;
+}
+
 // What a partition does behind its convolution.
 struct Behind {
   std::optional<size_t> addend;  // a value of the data's type like the result
@@ -157,14 +168,12 @@ std::optional<Behind> behindConvolution(const Ops& ops) {
   Behind found{{}, Rectifier::none, ops[0]->outputs()[0]};
   size_t known = 1;
   if (known < ops.size() && ops[known]->kind() == OpKind::Add) {
-    const auto& terms = ops[known]->inputs();
-    const bool first = terms[0].id == found.result.id;
-    const auto& addend = terms[first ? 1 : 0];
-    if (first == (terms[1].id == found.result.id) || addend.dtype != found.result.dtype ||
-        addend.sizes != found.result.sizes) {
+    const auto* addend = addedTo(found.result, *ops[known]);
+    if (addend == nullptr || addend->dtype != found.result.dtype ||
+        addend->sizes != found.result.sizes) {
       return std::nullopt;
     }
-    found.addend = addend.id;
+    found.addend = addend->id;
     found.result = ops[known++]->outputs()[0];
   }
   if (known < ops.size() && ops[known]->inputs()[0].id == found.result.id) {
@@ -466,31 +475,27 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
     found.bias = inputs[2];
   }
   for (size_t i = 1; i < ops.size(); ++i) {
-    const auto& read = ops[i]->inputs();
-    const bool left = read[0].id == found.result.id;
-    const bool last = found.rectifier != Rectifier::none;
-    if (ops[i]->kind() == OpKind::Add && !last && left != (read[1].id == found.result.id)) {
-      const auto& term = read[left ? 1 : 0];
-      if (!found.bias && !found.addend && isBias(term)) {
-        found.bias = term;
-      } else if (!found.addend && isFloat(term) && !isConstant(term) &&
-                 term.sizes == found.result.sizes) {
-        found.addend = term.id;
+    const auto& op = *ops[i];
+    if (found.rectifier != Rectifier::none) {
+      return std::nullopt;
+    }
+    if (const auto* term = addedTo(found.result, op)) {
+      if (!found.bias && !found.addend && isBias(*term)) {
+        found.bias = *term;
+      } else if (!found.addend && isFloat(*term) && !isConstant(*term) &&
+                 term->sizes == found.result.sizes) {
+        found.addend = term->id;
       } else {
         return std::nullopt;
       }
-    } else if (ops[i]->kind() == OpKind::ReLU && left && !last) {
+    } else if (op.kind() == OpKind::ReLU && op.inputs()[0].id == found.result.id) {
       found.rectifier = Rectifier::relu;
-    } else if (ops[i]->kind() == OpKind::HardSwish && left && !last) {
+    } else if (op.kind() == OpKind::HardSwish && op.inputs()[0].id == found.result.id) {
       found.rectifier = Rectifier::hardswish;
     } else {
       return std::nullopt;
     }
-    const auto& result = ops[i]->outputs()[0];
-    if (result.sizes != found.result.sizes) {
-      return std::nullopt;
-    }
-    found.result = result;
+    found.result = op.outputs()[0];
   }
   constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
   const bool row = found.rows == 1 && !found.addend;
@@ -535,18 +540,15 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
   }
   size_t next = 1;
   for (; next < ops.size() && ops[next]->kind() == OpKind::Add; ++next) {
-    const auto& terms = ops[next]->inputs();
-    const bool left = terms[0].id == found.result.id;
-    const auto& term = terms[left ? 1 : 0];
-    if (left == (terms[1].id == found.result.id) ||
-        ops[next]->outputs()[0].sizes != found.result.sizes) {
+    const auto* term = addedTo(found.result, *ops[next]);
+    if (term == nullptr) {
       return std::nullopt;
     }
-    if (!image && !found.bias && !found.addend && isBias(term)) {
-      found.bias = term;
-    } else if (!found.addend && isNarrow(term) && !isConstant(term) &&
-               term.sizes == found.result.sizes) {
-      found.addend = term;
+    if (!image && !found.bias && !found.addend && isBias(*term)) {
+      found.bias = *term;
+    } else if (!found.addend && isNarrow(*term) && !isConstant(*term) &&
+               term->sizes == found.result.sizes) {
+      found.addend = *term;
     } else {
       return std::nullopt;
     }
