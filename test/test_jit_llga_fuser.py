@@ -2774,21 +2774,27 @@ MEAN = {
     "pool": Mean((1, 16, 9, 7)),
     "odd_channels": Mean((3, 21, 4, 5)),
     "mean": Mean((2, 40, 7, 7), "y.mean([2, 3], keepdim=True)"),
+    "flat_mean": Mean((1, 40, 7, 7), "y.mean([2, 3])"),
+    "many": Mean((3, 512, 13, 13), "y.mean((-2, -1))"),
+    "other_dims": Mean((2, 40, 7, 7), "y.mean([1, 2])", own=False),
     "window": Mean((1, 16, 6, 8), "F.avg_pool2d(y, (6, 8))"),
     "large": Mean((1, 64, 40, 40), own=False),
     "part": Mean((1, 16, 6, 8), "F.avg_pool2d(y, (3, 8))", own=False),
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("value", [1.0, math.inf, math.nan, 3e38])
 @pytest.mark.parametrize("case", MEAN)
-def test_mean_over_pixels(case: str, value: float) -> None:
+def test_mean_over_pixels(case: str, value: float, dtype: torch.dtype) -> None:
     c = MEAN[case]
     m = net(f"y = self.c(x)\nreturn {c.code}", c=nn.Conv2d(4, c.size[1], 1)).eval()
     x = torch.randn(c.size[0], 4, *c.size[2:])
     x[0, 1, 2, 3] = value
-    check(m, [x])
-    assert ("llga_mean" in kernels_of(m, x)) == (c.own and has_own_kernels())
+    check(m, [x], dtype=dtype)
+    m, x = m.to(dtype), x.to(dtype)
+    if fuses(dtype):
+        assert ("llga_mean" in kernels_of(m, x)) == (c.own and has_own_kernels())
 
 
 def test_stages_of_a_resnet_are_taken_apart() -> None:

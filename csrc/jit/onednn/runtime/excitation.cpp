@@ -7,6 +7,7 @@
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/gemv.h"
+#include "jit/onednn/runtime/global_mean.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -39,8 +40,7 @@ void Excitation::runAs(const Data& data) const {
 
 template <typename T>
 void Excitation::runImage(const T* from, const Data& data, T* to) const {
-  const auto threads = at::in_parallel_region() ? int64_t{1} : int64_t{at::get_num_threads()};
-  const auto parts = std::clamp(pixels * channels / kForOne, int64_t{1}, threads);
+  const auto parts = meanParts(pixels, channels);
   const auto numbers = (parts + 1) * channels + hidden;
   const auto memory = arena()->allocate(static_cast<size_t>(numbers) * sizeof(float));
   auto* mean = static_cast<float*>(memory.get());  // and the sums of the other parts
@@ -48,19 +48,7 @@ void Excitation::runImage(const T* from, const Data& data, T* to) const {
   auto* inside = gate + channels;
 
   const auto& loops = vector_loops::functions<T>();
-  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
-    for (auto part = first; part < last; ++part) {
-      const auto pixel = pixels * part / parts;
-      loops.sumRows(from + pixel * channels, pixels * (part + 1) / parts - pixel, channels,
-                    mean + part * channels);
-    }
-  });
-  for (int64_t c = 0; c < channels; ++c) {
-    for (int64_t part = 1; part < parts; ++part) {
-      mean[c] += mean[part * channels + c];
-    }
-    mean[c] /= static_cast<float>(pixels);
-  }
+  meanOverPixels(from, pixels, channels, parts, mean);
 
   const bool relu = inner == Inner::relu;
   gemv(static_cast<const T*>(data.squeeze), data.squeeze_bias, hidden, channels, mean, inside,

@@ -3,6 +3,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/environment.h"
@@ -252,8 +253,7 @@ bool isGlobalMean(const OpSpec& op) {
            op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0} &&
            op.get_attr<Shape>(Attr::pads_end) == Shape{0, 0};
   }
-  return op.kind() == OpKind::ReduceMean && op.get_attr<bool>(Attr::keep_dims) &&
-         op.get_attr<Shape>(Attr::axes) == Shape{2, 3};
+  return op.kind() == OpKind::ReduceMean && op.get_attr<Shape>(Attr::axes) == Shape{2, 3};
 }
 
 // A convolution of one pixel.
@@ -633,18 +633,27 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   return is ? std::optional(found) : std::nullopt;
 }
 
-const OpSpec* globalMean(const LoweredGraph& graph) {
-  constexpr int64_t kMostPixels = 1024;      // one long sum would round more
-  constexpr int64_t kMostNumbers = 1 << 16;  // oneDNN divides more among threads
+std::optional<FoundMean> globalMean(const LoweredGraph& graph) {
+  constexpr int64_t kMostPixels = 1024;     // one long sum would round more
+  constexpr int64_t kMostPooled = 1 << 16;  // numbers; oneDNN's pooling is as fast for more
   if (!ownKernelsAnywhere() || graph.ops.size() != 1 || !isGlobalMean(graph.ops[0])) {
-    return nullptr;
+    return std::nullopt;
   }
-  const auto& data = graph.ops[0].inputs()[0];
-  const auto& result = graph.ops[0].outputs()[0];
+  const auto& op = graph.ops[0];
+  const auto& data = op.inputs()[0];
+  const auto& result = op.outputs()[0];
   const auto [height, width] = pair(*data.sizes);
-  const bool small = height * width <= kMostPixels && height * width > 0 &&
-                     c10::multiply_integers(*data.sizes) <= kMostNumbers;
-  return small && data.dtype == at::kFloat && result.dtype == at::kFloat ? &graph.ops[0] : nullptr;
+  const auto pixels = height * width;
+  const auto most =
+      op.kind() == OpKind::AvgPool ? kMostPooled : std::numeric_limits<int64_t>::max();
+  const bool known = data.dtype == at::kFloat || data.dtype == at::kBFloat16;
+  if (!known || result.dtype != data.dtype || pixels == 0 || pixels > kMostPixels ||
+      c10::multiply_integers(*data.sizes) > most) {
+    return std::nullopt;
+  }
+  const auto type =
+      data.dtype == at::kFloat ? GlobalMean::Type::float32 : GlobalMean::Type::bfloat16;
+  return FoundMean{{type, (*data.sizes)[0], pixels, (*data.sizes)[1]}, data, result};
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {

@@ -14,6 +14,7 @@
 #include "jit/onednn/runtime/excitation.h"
 #include "jit/onednn/runtime/expansion.h"
 #include "jit/onednn/runtime/gemv.h"
+#include "jit/onednn/runtime/global_mean.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/layout.h"
 #include "jit/onednn/runtime/linear.h"
@@ -136,9 +137,15 @@ struct FoundExpansion {
 // groups, or where that is slower. Images and addend have to be channels last.
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph);
 
-// A whole group that is the mean over all pixels of each of few float32 images or small ones, which
-// have to be channels last: the op, or null for other groups.
-const OpSpec* globalMean(const LoweredGraph& graph);
+struct FoundMean {
+  GlobalMean kernel;
+  Operand data;
+  Operand result;
+};
+
+// A whole group that is the mean over all pixels of each of small float32 or bfloat16 images, where
+// oneDNN is slower; nothing for other groups. Images have to be channels last.
+std::optional<FoundMean> globalMean(const LoweredGraph& graph);
 
 struct FoundExcitation {
   Excitation kernel;

@@ -770,33 +770,23 @@ class OwnSteps {
   // A group that is the mean over all pixels of channels-last images: one step, by a kernel of our
   // own. False if the group or its data is anything else.
   bool mean() {
-    const auto* op = globalMean(draft_.lowered);
-    if (op == nullptr || draft_.group_inputs.count(op->inputs()[0].id) == 0 ||
-        !isChannelsLast(draft_.inputLayout(op->inputs()[0].id), op->inputs()[0])) {
+    const auto found = globalMean(draft_.lowered);
+    if (!found || draft_.group_inputs.count(found->data.id) == 0 ||
+        !isChannelsLast(draft_.inputLayout(found->data.id), found->data)) {
       return false;
     }
-    const auto& data = op->inputs()[0];
-    const auto& result = op->outputs()[0];
-    const auto strides = denseStrides(std::nullopt, result);
-    if (strides.empty()) {
+    const auto& result = found->result;
+    const bool image = result.sizes->size() == found->data.sizes->size();
+    const auto strides = image ? denseStrides(std::nullopt, result)
+                               : c10::TensorType::contiguousStridesOf(*result.sizes);
+    if (strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
-    const auto& sizes = *data.sizes;
     Plan::Step step;
-    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
-    step.kernel = {
-        [images = sizes[0], channels = sizes[1], pixels = sizes[2] * sizes[3]](auto from, auto to) {
-          const auto* source = static_cast<const float*>(from[0]);
-          auto* result = static_cast<float*>(to[0]);
-          for (int64_t i = 0; i < images; ++i, result += channels) {
-            vector_loops::functions<float>().sumRows(source + i * pixels * channels, pixels,
-                                                     channels, result);
-            std::for_each_n(result, channels,
-                            [&](float& sum) { sum /= static_cast<float>(pixels); });
-          }
-        },
-        "pooling", "llga_mean"};
+    step.kernel = {[kernel = found->kernel](auto from, auto to) { kernel.run(from[0], to[0]); },
+                   "pooling", "llga_mean"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
