@@ -521,6 +521,42 @@ def test_matmul(case: Case, mode: str) -> None:
             lambda: net("torch.einsum('bij,bjk->bik', x, y)", "x, y"),
             [(3, 4, 6), (3, 6, 5)],
             modes=("traced", "scripted", "bf16"),
+            fused="einsum",
+        ),
+        Case(
+            "einsum_of_transposed",
+            lambda: net("torch.einsum('kib,bjk->jib', x, y)", "x, y"),
+            [(6, 4, 3), (3, 5, 6)],
+            fused="einsum",
+        ),
+        Case(
+            "einsum_with_ellipsis",
+            lambda: net("torch.einsum('...ij,...kj->...ik', x, y)", "x, y"),
+            [(2, 3, 4, 6), (3, 5, 6)],
+            fused="einsum",
+        ),
+        Case(
+            "einsum_that_repeats_a_number",
+            lambda: net("torch.einsum('bij,bjk->bik', x, y).relu()", "x, y"),
+            [(3, 4, 1), (3, 6, 5)],
+        ),
+        Case(
+            "einsum_of_vectors", lambda: net("torch.einsum('i,j->ij', x, y)", "x, y"), [(4,), (5,)]
+        ),
+        Case(
+            "einsum_over_two",
+            lambda: net("torch.einsum('bijk,bjkl->bil', x, y)", "x, y"),
+            [(2, 3, 4, 5), (2, 4, 5, 6)],
+        ),
+        Case(
+            "einsum_of_a_diagonal",
+            lambda: net("torch.einsum('bii,bij->bij', x, y)", "x, y"),
+            [(2, 4, 4), (2, 4, 5)],
+        ),
+        Case(
+            "einsum_with_a_sum",
+            lambda: net("torch.einsum('bij,bjk->bk', x, y)", "x, y"),
+            [(2, 3, 4), (2, 4, 5)],
         ),
     ]
 )
@@ -1403,6 +1439,54 @@ WRITTEN = {
     "norm_read": Written(
         f"n = {LENGTH_1.format('q')}\nreturn (n @ k.mT).softmax(-1) @ v + n.mean()"
     ),
+    "einsum": Written(
+        "s = torch.einsum('bhid,bhjd->bhij', q, k) * 0.3\n"
+        "return torch.einsum('bhij, bhjd -> bhid', s.softmax(-1), v)",
+        keys=75,
+    ),
+    "einsum_with_ellipsis": Written(
+        "s = torch.einsum('...id,...jd->...ij', q, k) + m\n"
+        "return torch.einsum('...ij,...jd->...id', s.softmax(-1), v)",
+        [HIDDEN],
+    ),
+    "einsum_by_place": Written(
+        "q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)\n"
+        "s = torch.einsum('bqhd,bkhd->bhqk', q * 0.25, k).masked_fill(m, float('-inf'))\n"
+        "return torch.einsum('bhqk,bkhd->bqhd', s.softmax(-1), v).reshape(2, 40, 48)",
+        [~lower(40, 40)],
+    ),
+    "einsum_of_columns": Written(
+        "s = torch.einsum('bhid,bhdj->bhij', q, k.mT)\n"
+        "return torch.einsum('bhij,bhjd->bhid', s.softmax(-1), v)"
+    ),
+    "einsum_of_normalized": Written(
+        f"s = 5 * torch.einsum('bhid,bhjd->bhij', q, {LENGTH_1.format('k')})\n"
+        "return torch.einsum('bhij,bhjd->bhid', s.softmax(-1), v)"
+    ),
+    "einsum_of_the_transposed": Written(
+        "s = torch.einsum('bhdi,bhjd->bhij', q.mT, k)\n"
+        "return torch.einsum('bhij,bhjd->bhid', s.softmax(-1), v)",
+        own=False,
+    ),
+    "rank_5": Written(
+        "q, k, v = [x.unflatten(0, (2, 3)) for x in (q, k, v)]\n"
+        "s = torch.einsum('BGHID,BGHJD->BGHIJ', q, k * 0.25)\n"
+        "y = torch.einsum('BGHIJ,BGHJD->BGHID', F.softmax(s + m, dim=-1), v)\n"
+        "return y.permute(0, 1, 3, 2, 4).reshape(2, 3, 40, 48)",
+        [torch.randn(1, 3, 40, 40)],
+        batch=6,
+    ),
+    "rank_5_and_masks": Written(
+        "q, k, v = [x.unflatten(0, (2, 3)) for x in (q, k, v)]\n"
+        "return ((q @ k.mT / 4 + m).masked_fill(n, -1e9)).softmax(-1) @ v",
+        [torch.randn(3, 1, 40, 40), torch.rand(1, 3, 1, 1, 40) > 0.8],
+        batch=6,
+    ),
+    "rank_5_of_other_strides": Written(
+        "q, k, v = [x.unflatten(0, (3, 2)).transpose(0, 1) for x in (q, k, v)]\n"
+        "return (q @ k.mT).softmax(-1) @ v",
+        batch=6,
+    ),
     "column": Written(
         "(q @ k.transpose(-2, -1) + m).softmax(-1) @ v", [torch.randn(40, 1)], own=False
     ),
@@ -1424,6 +1508,7 @@ WRITTEN |= {
         *("mask_in_place", "windows", "filled", "side_by_side", "rank_3_and_mask"),
         *("scaled_by_head", "normalized", "normalized_and_scaled", "queries_normalized"),
         *("blocks_of_keys", "nothing_met", "two_masks", "filled_all"),
+        *("einsum", "einsum_by_place", "rank_5"),
     )
 }
 

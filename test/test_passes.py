@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -432,6 +433,56 @@ def test_normalize_multihead_attention() -> None:
         "aten::linear"
     ).run(str(graph))
     assert expected.shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("equation", "sizes", "same", "moves"),
+    [
+        ("bhid,bhjd->bhij", ((2, 3, 4, 5), (2, 3, 6, 5)), "bhid,bhjd->bhij", 0),
+        ("b h i j, b h j d -> b h i d", ((2, 3, 4, 5), (2, 3, 5, 6)), None, 0),
+        ("...ij,...jk->...ik", ((2, 3, 4, 5), (3, 5, 6)), "...ij,...jk->...ik", 0),
+        ("bki,bkj->bij", ((2, 3, 4), (2, 3, 5)), "bki,bkj->bij", 0),
+        ("ik,jk->ij", ((2, 3), (4, 3)), "ik,jk->ij", 0),
+        ("bihd,bjhd->bhij", ((2, 4, 3, 5), (2, 6, 3, 5)), "bhid,bhjd->bhij", 2),
+        ("bhij,bjhd->bihd", ((2, 3, 4, 5), (2, 5, 3, 6)), "bhij,bhjd->bhid", 2),
+        ("ik,kj->ji", ((2, 3), (3, 4)), "kj,ik->ji", 0),
+        ("bik,bjk->jbi", ((2, 3, 4), (2, 5, 4)), "bjk,bik->bji", 1),
+        ("bij,bjk->bik", ((2, 4, 1), (2, 3, 5)), "bij,bjk->bik", 0),  # repeats a number
+        # No product of matrices, or of unknown dimensions.
+        ("bij,bjk->bk", ((2, 3, 4), (2, 4, 5)), "", 0),
+        ("bijk,bjkl->bil", ((2, 3, 4, 5), (2, 4, 5, 6)), "", 0),
+        ("bii,bij->bij", ((2, 3, 3), (2, 3, 4)), "", 0),
+        ("bij,bij->bij", ((2, 3, 4), (2, 3, 4)), "", 0),
+        ("i,j->ij", ((2,), (3,)), "", 0),
+        ("ij,kj", ((2, 3), (4, 3)), "", 0),
+        ("...ij,...jk->ik...", ((2, 4, 5), (2, 5, 6)), "", 0),
+        ("i...j,...jk->...ik", ((4, 2, 5), (2, 5, 6)), "", 0),
+    ],
+)
+def test_normalize_ops_einsum(
+    equation: str, sizes: Sequence[tuple[int, ...]], same: str | None, moves: int
+) -> None:
+    text = f"""
+        graph(%a : Tensor, %b : Tensor):
+          %none : NoneType = prim::Constant()
+          %equation : str = prim::Constant[value="{equation}"]()
+          %both : Tensor[] = prim::ListConstruct(%a, %b)
+          %r : Tensor = aten::einsum(%equation, %both, %none)
+          return (%r)
+        """
+    graph = after("normalize_ops", text)
+    taken = same != ""
+    assert Counter(kinds(graph)) == Counter(
+        {"llga::einsum": taken, "aten::einsum": not taken, "aten::permute": moves}
+    ), graph
+    if taken:
+        (node,) = graph.findAllNodes("llga::einsum")
+        assert node.inputsAt(4).toIValue() == (same or equation)
+    a, b = (torch.randn(size) for size in sizes)
+    (result,) = results_of(graph, a, b)
+    expected = torch.einsum(equation, a, b)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()
 
 
 WIDEN = """

@@ -57,6 +57,7 @@ NAMES = {
     ),
     # The executor takes addmm apart (alpha = beta = 1) and a table need not know it.
     "addmm": ("aten::addmm", "aten::mm"),
+    "einsum": ("aten::einsum", "llga::einsum"),
     # Scripting spells it as neg and add.
     "rsub": ("aten::rsub", "aten::neg"),
     "linear": ("aten::linear", "aten::addmm", "aten::mm"),

@@ -51,6 +51,11 @@ Symbol asTargetKind() {
   return kind;
 }
 
+Symbol einsumKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::einsum");
+  return kind;
+}
+
 Symbol reducedPrecisionKind() {
   static const Symbol kind = Symbol::fromQualString("aten::_autocast_to_reduced_precision");
   return kind;
@@ -193,7 +198,7 @@ bool isProduct(const Node* node) {
     case aten::baddbmm:
       return true;
     default:
-      return node->kind() == kConvolutionMode;
+      return node->kind() == kConvolutionMode || node->kind() == einsumKind();
   }
 }
 

@@ -19,7 +19,14 @@ bool isView(const Node* node) {
   return node->kind() == aten::view || node->kind() == aten::reshape;
 }
 
-bool isMatrixProduct(const Node* node) {
+bool isTrue(const Value* value) { return torch::jit::toIValue(value) == c10::IValue(true); }
+
+// Of rows by columns; `by_rows`: or by rows.
+bool isMatrixProduct(const Node* node, bool by_rows = false) {
+  if (node->kind() == einsumKind()) {
+    const bool transposes_a = isTrue(node->namedInput("transpose_a"));
+    return !transposes_a && (by_rows || !isTrue(node->namedInput("transpose_b")));
+  }
   return node->kind() == aten::matmul || node->kind() == aten::bmm;
 }
 
@@ -55,7 +62,10 @@ class Matcher {
       return std::nullopt;
     }
     std::reverse(found_.masks.begin(), found_.masks.end());
-    takeFactorsOfQuery();
+    if (found_.key_by_rows) {
+      takeFactors(found_.key, facts_.tensor(found_.value).dtype);
+    }
+    takeFactors(found_.query, facts_.tensor(found_.key).dtype);
     takeNorms();
     takeTail();
     return keepsToItself() && !isQuantized() ? std::optional(std::move(found_)) : std::nullopt;
@@ -118,9 +128,10 @@ class Matcher {
   }
 
   bool climb(const Node* node) {
-    if (isMatrixProduct(node)) {
+    if (isMatrixProduct(node, /*by_rows=*/true)) {
       found_.query = node->input(0);
       found_.key = node->input(1);
+      found_.key_by_rows = !isMatrixProduct(node);
       found_.scores = node->output();
       return true;
     }
@@ -178,13 +189,12 @@ class Matcher {
     return false;
   }
 
-  // Takes what multiplies the query, and casts around it, up to a value of the key's data type.
-  void takeFactorsOfQuery() {
-    const auto dtype = facts_.tensor(found_.key).dtype;
+  // Takes what multiplies query or key, and casts around it, up to a value of this data type.
+  void takeFactors(const Value*& operand, std::optional<at::ScalarType> dtype) {
     std::vector<const Node*> nodes;
     std::vector<WrittenAttention::Factor> factors;
-    for (const auto* query = found_.query; isOurs(query);) {
-      const auto* node = query->node();
+    for (const auto* value = operand; isOurs(value);) {
+      const auto* node = value->node();
       if (node->kind() == aten::mul || node->kind() == aten::div) {
         if (node->inputs().size() != 2 || !isOneNumber(node->input(1))) {
           return;
@@ -194,9 +204,9 @@ class Matcher {
         return;
       }
       nodes.push_back(node);
-      query = node->input(0);
-      if (facts_.tensor(query).dtype == dtype) {
-        found_.query = query;
+      value = node->input(0);
+      if (facts_.tensor(value).dtype == dtype) {
+        operand = value;
         found_.nodes.insert(found_.nodes.end(), nodes.begin(), nodes.end());
         found_.factors.insert(found_.factors.end(), factors.begin(), factors.end());
         nodes.clear();
@@ -212,13 +222,16 @@ class Matcher {
     if (query && facts_.tensor(query->rows).dtype == facts_.tensor(found_.value).dtype) {
       take(*query, found_.query, found_.least_query_norm);
     }
-    const auto* swap = found_.key->node();
-    if (!isOurs(found_.key) || !swapsLastTwo(swap)) {
+    const auto* swap = found_.key_by_rows ? nullptr : found_.key->node();
+    if (swap != nullptr && (!isOurs(found_.key) || !swapsLastTwo(swap))) {
       return;
     }
-    auto key = normalized(swap->input(0));
+    auto key = normalized(swap != nullptr ? swap->input(0) : found_.key);
     if (key && facts_.tensor(key->rows).dtype == facts_.tensor(found_.query).dtype) {
-      key->nodes.push_back(swap);
+      if (swap != nullptr) {
+        key->nodes.push_back(swap);
+      }
+      found_.key_by_rows = true;
       take(*key, found_.key, found_.least_key_norm);
     }
   }

@@ -1,6 +1,6 @@
 // Attention that a model writes out: what its nodes are, and how they follow each other.
 //
-//   scores = matmul(query * factor, key)           key: transposed already
+//   scores = matmul(query * factor, key)           key: transposed already, or by einsum
 //   scores = scores * factor + mask                and other masks, on views of them
 //
 // where query and key may be rows that are brought to a length of 1 first (F.normalize), and
@@ -35,7 +35,8 @@ struct WrittenAttention {
   };
 
   const Value* query;
-  const Value* key;  // (.., number, key); (.., key, number) where rows are normalized
+  const Value* key;  // (.., number, key)
+  bool key_by_rows;  // (.., key, number)
   const Value* value;
   // Of the norm by which rows are divided; null where they are as they are.
   const Value* least_query_norm;

@@ -48,6 +48,23 @@ void product(Lowering& l, const char* a, const char* b) {
 void matmul(Lowering& l) { product(l, "self", "other"); }
 void mm(Lowering& l) { product(l, "self", "mat2"); }
 
+// Not of operands that have one number in the place of several, which einsum repeats.
+void einsum(Lowering& l) {
+  requireFloat(l, "a", "b");
+  l.requireRank(l.arg("a"), 2, 6);
+  l.requireRank(l.arg("b"), 2, 6);
+  const auto a = l.maybeSizes(l.arg("a"));
+  const auto b = l.maybeSizes(l.arg("b"));
+  const bool transpose_a = l.flag("transpose_a");
+  const bool transpose_b = l.flag("transpose_b");
+  if (a && b && a->end()[transpose_a ? -2 : -1] != b->end()[transpose_b ? -1 : -2]) {
+    l.refuse("operands of different sizes in the dimension that is summed");
+  }
+  l.emit(OpKind::MatMul, {l.in("a"), l.in("b")}, {l.out()})
+      .set_attr<bool>(Attr::transpose_a, transpose_a)
+      .set_attr<bool>(Attr::transpose_b, transpose_b);
+}
+
 // beta * self + alpha * (a @ b)
 void addProduct(Lowering& l, const char* a, const char* b) {
   requireFloat(l, a, b);
@@ -93,6 +110,7 @@ OpFamily matmulOps() {
       {"aten::linear", OpClass::compute, linear}, {"aten::matmul", OpClass::compute, matmul},
       {"aten::mm", OpClass::compute, mm},         {"aten::bmm", OpClass::compute, mm},
       {"aten::addmm", OpClass::compute, addmm},   {"aten::baddbmm", OpClass::compute, baddbmm},
+      {"llga::einsum", OpClass::compute, einsum},
   };
 }
 

@@ -12,16 +12,27 @@
 //      aten::Int(aten::floor_divide(prim::NumToTensor(%n), 2))  ->  aten::floordiv(%n, 2)
 // 6. GELU's tanh form, however it is spelled, of what a product with constant floats computes:
 //      0.5 * %x * (1 + tanh(0.79788 * (%x + 0.044715 * pow(%x, 3))))  ->  aten::gelu(%x, "tanh")
+// 7. torch.einsum of two tensors that is a product of matrices is llga::einsum (ir.h) of operands
+//    whose last two dimensions are the matrices':
+//      einsum("bihd, bjhd -> bhij", [%q, %k])
+//    ->
+//      llga::einsum(permute(%q, [0, 2, 1, 3]), permute(%k, [0, 2, 1, 3]), False, True,
+//                   "bhid,bhjd->bhij")
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
 // are not rewritten here: the op table lowers them as they stand, so there is nothing to undo.
+#include <ATen/ops/einsum.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
+#include <string>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
@@ -161,6 +172,182 @@ bool dropDropout(Node* node) {
 }
 
 // DenseNets begin each block with one.
+void registerEinsum() {
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      "llga::einsum(Tensor a, Tensor b, bool transpose_a, bool transpose_b, str equation) -> Tensor",
+      [](torch::jit::Stack& stack) {
+        const auto equation = torch::jit::pop(stack).toStringRef();
+        torch::jit::drop(stack, 2);
+        const auto b = torch::jit::pop(stack).toTensor();
+        const auto a = torch::jit::pop(stack).toTensor();
+        torch::jit::push(stack, at::einsum(equation, {a, b}));
+      },
+      c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+// An einsum of two operands that is a product of matrices, once their dimensions are in order.
+struct MatrixProduct {
+  std::string a;  // letters of the batch, and the last two
+  std::string b;
+  std::string result;
+  bool transpose_a;
+  bool transpose_b;
+};
+
+// The labels of an equation's operands and result; an ellipsis is a label of its own.
+struct Labels {
+  std::string a;
+  std::string b;
+  std::string result;
+};
+
+constexpr char kEllipsis = '.';
+
+bool has(const std::string& labels, char label) { return labels.find(label) != std::string::npos; }
+
+std::optional<Labels> labelsOf(std::string equation) {
+  equation.erase(std::remove(equation.begin(), equation.end(), ' '), equation.end());
+  const auto comma = equation.find(',');
+  const auto arrow = equation.find("->");
+  if (comma == std::string::npos || arrow == std::string::npos || comma > arrow) {
+    return std::nullopt;
+  }
+  Labels labels{equation.substr(0, comma), equation.substr(comma + 1, arrow - comma - 1),
+                equation.substr(arrow + 2)};
+  for (auto* each : {&labels.a, &labels.b, &labels.result}) {
+    if (each->compare(0, 3, "...") == 0) {
+      each->replace(0, 3, 1, kEllipsis);
+    }
+    for (size_t i = 0; i < each->size(); ++i) {
+      const auto label = (*each)[i];
+      const bool known =
+          std::isalpha(static_cast<unsigned char>(label)) != 0 || (label == kEllipsis && i == 0);
+      if (!known || std::count(each->begin(), each->end(), label) != 1) {
+        return std::nullopt;
+      }
+    }
+  }
+  return labels;
+}
+
+// Of the first operand's rows by the second one's columns.
+std::optional<MatrixProduct> matrixProduct(const Labels& labels) {
+  std::string batch;
+  std::string left;
+  std::string right;
+  std::string summed;
+  for (const auto label : labels.result) {
+    auto& kind = !has(labels.b, label) ? left : has(labels.a, label) ? batch : right;
+    kind += label;
+  }
+  for (const auto label : labels.a) {
+    if (!has(labels.result, label)) {
+      summed += label;
+    }
+  }
+  if (left.size() != 1 || right.size() != 1 || summed.size() != 1 ||
+      has(left + right + summed, kEllipsis) || labels.a.size() != batch.size() + 2 ||
+      labels.b.size() != batch.size() + 2 || !has(labels.a, left[0]) || !has(labels.b, summed[0]) ||
+      labels.result.find(left) > labels.result.find(right)) {
+    return std::nullopt;
+  }
+  // What lies together stays so.
+  const bool transpose_a = labels.a.back() == left[0];
+  const bool transpose_b = labels.b.back() != right[0];
+  return MatrixProduct{batch + (transpose_a ? summed + left : left + summed),
+                       batch + (transpose_b ? right + summed : summed + right),
+                       batch + left + right, transpose_a, transpose_b};
+}
+
+// What `permute` makes of a tensor's type.
+c10::TypePtr permuted(const c10::TypePtr& type, const std::vector<int64_t>& dims) {
+  const auto tensor = type->expect<c10::TensorType>();
+  const auto sizes = tensor->sizes().concrete_sizes();
+  if (!sizes || sizes->size() != dims.size()) {
+    return c10::TensorType::get()->withScalarType(tensor->scalarType());
+  }
+  std::vector<int64_t> in_order;
+  for (const auto dim : dims) {
+    in_order.push_back((*sizes)[static_cast<size_t>(dim)]);
+  }
+  return tensor->withSizes(in_order)->withStrides(c10::VaryingShape<c10::Stride>());
+}
+
+// Dimensions in the order `to`; the value itself where they are.
+Value* inOrder(Builder& build, Value* value, const std::string& from, const std::string& to) {
+  if (from == to) {
+    return value;
+  }
+  std::vector<int64_t> dims;
+  for (const auto label : to) {
+    dims.push_back(static_cast<int64_t>(from.find(label)));
+  }
+  auto* result = build.op("permute", {value, build.ints(dims)});
+  result->setType(permuted(value->type(), dims));
+  return result;
+}
+
+// The executor looks at operands of an einsum, but not at what it gives.
+c10::TypePtr productType(const Node* einsum, const MatrixProduct& product) {
+  const auto a = einsum->input(0)->type()->expect<c10::TensorType>();
+  const auto b = einsum->input(1)->type()->expect<c10::TensorType>();
+  auto sizes = a->sizes().concrete_sizes();
+  auto others = b->sizes().concrete_sizes();
+  if (!sizes || !others || sizes->size() != others->size() || sizes->size() < 2) {
+    return c10::TensorType::get()->withScalarType(a->scalarType());
+  }
+  const auto rows = sizes->end()[product.transpose_a ? -1 : -2];
+  const auto columns = others->end()[product.transpose_b ? -2 : -1];
+  for (size_t i = 0; i + 2 < sizes->size(); ++i) {
+    (*sizes)[i] = (*sizes)[i] == 1 ? (*others)[i] : (*sizes)[i];
+  }
+  sizes->end()[-2] = rows;
+  sizes->end()[-1] = columns;
+  return a->withSizes(*sizes)->withStrides(c10::VaryingShape<c10::Stride>());
+}
+
+bool takeEinsumApart(Node* node) {
+  const auto equation = torch::jit::toIValue(node->input(0));
+  const auto* list = node->input(1)->node();
+  if (!equation || !equation->isString() || list->kind() != torch::jit::prim::ListConstruct ||
+      list->inputs().size() != 2 || !node->input(2)->mustBeNone()) {
+    return false;
+  }
+  auto labels = labelsOf(equation->toStringRef());
+  auto product = labels ? matrixProduct(*labels) : std::nullopt;
+  const bool swapped = labels && !product;
+  if (swapped) {
+    std::swap(labels->a, labels->b);
+    product = matrixProduct(*labels);
+  }
+  if (!product) {
+    return false;
+  }
+  const bool ordered =
+      labels->a == product->a && labels->b == product->b && labels->result == product->result;
+  if ((!ordered || swapped) &&
+      has(product->result, kEllipsis)) {  // of who knows how many dimensions
+    return false;
+  }
+  registerEinsum();
+  const WithInsertPoint guard(node);
+  Builder build(node);
+  auto& graph = *node->owningGraph();
+  auto* same = ordered && !swapped
+                   ? node->input(0)
+                   : build.constant(product->a + "," + product->b + "->" + product->result);
+  auto* einsum = graph.insertNode(graph.create(
+      einsumKind(),
+      {inOrder(build, list->input(swapped ? 1 : 0), labels->a, product->a),
+       inOrder(build, list->input(swapped ? 0 : 1), labels->b, product->b),
+       build.constant(product->transpose_a), build.constant(product->transpose_b), same}));
+  einsum->copyMetadata(node);
+  einsum->output()->setType(productType(einsum, *product));
+  node->output()->replaceAllUsesWith(
+      inOrder(build, einsum->output(), product->result, labels->result));
+  return true;
+}
+
 bool dropCatOfOne(Node* node) {
   const auto* list = node->input(0)->node();
   if (list->kind() != torch::jit::prim::ListConstruct || list->inputs().size() != 1) {
@@ -484,6 +671,8 @@ void normalizeOps(const GraphPtr& graph) {
       replaced = dropDropout(node);
     } else if (node->kind() == aten::cat) {
       replaced = dropCatOfOne(node);
+    } else if (node->kind() == aten::einsum) {
+      replaced = takeEinsumApart(node);
     } else if (node->kind() == aten::Int) {
       replaced = integers.untrace(node);
     } else if (node->kind() == aten::tanh) {

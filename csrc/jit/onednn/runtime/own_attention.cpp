@@ -96,7 +96,8 @@ Attention::Numbers numbersOf(const QuantParams& params) {
 
 constexpr size_t kRank = 4;
 
-// A tensor as one of four dimensions, the first ones of size 1 where it has fewer.
+// A tensor as one of four dimensions: the first ones of size 1 where it has fewer, the first two as
+// one where it has five.
 struct Operand4 {
   Shape sizes;
   Shape strides;
@@ -109,13 +110,27 @@ struct Operand4 {
   Attention::Place where() const { return source != nullptr ? place : Attention::Place{rows()}; }
 };
 
+// Whether the first two dimensions of five are one, as they lie.
+bool isFoldable(const Shape& sizes, const Shape& strides) {
+  return sizes.size() != kRank + 1 || sizes[0] == 1 || sizes[1] == 1 ||
+         strides[0] == sizes[1] * strides[1];
+}
+
 Operand4 padded(Shape sizes, Shape strides) {
+  if (sizes.size() == kRank + 1) {
+    strides.erase(strides.begin() + (sizes[1] == 1 && sizes[0] != 1 ? 1 : 0));
+    sizes[1] *= sizes[0];
+    sizes.erase(sizes.begin());
+  }
   sizes.insert(sizes.begin(), kRank - sizes.size(), 1);
   strides.insert(strides.begin(), kRank - strides.size(), 0);
   return {sizes, strides};
 }
 
 at::Tensor padded(at::Tensor tensor) {
+  if (tensor.dim() == static_cast<int64_t>(kRank) + 1) {
+    tensor = tensor.flatten(0, 1);
+  }
   while (tensor.dim() < static_cast<int64_t>(kRank)) {
     tensor = tensor.unsqueeze(0);
   }
@@ -220,8 +235,11 @@ class Finder {
 
   Operand4 described(const Value* value, const Shape& strides) const {
     const auto sizes = sizesOf(value);
-    if (sizes.size() < 2 || sizes.size() > kRank) {
-      refuse(fmt::format("our kernel takes tensors of rank 2 to 4, got sizes {}", toText(sizes)));
+    if (sizes.size() < 2 || sizes.size() > kRank + 1 || !isFoldable(sizes, strides)) {
+      refuse(
+          fmt::format("our kernel takes tensors of rank 2 to 4, or 5 with the first two as one, "
+                      "got sizes {} and strides {}",
+                      toText(sizes), toText(strides)));
     }
     return padded(sizes, strides);
   }
@@ -230,7 +248,8 @@ class Finder {
   Shape rowStrides(const Value* value) {
     auto sizes = sizesOf(value);
     auto strides = stridesOf(value);
-    if (strides.empty() || strides.back() == 1 || sizes.back() == 1) {
+    const bool rows = strides.empty() || strides.back() == 1 || sizes.back() == 1;
+    if (rows && isFoldable(sizes, strides)) {
       return strides;
     }
     copied_.push_back(value);
@@ -518,7 +537,7 @@ class WrittenFinder : Finder {
  private:
   // (batch, head, number, key): by keys, and whether a key's numbers lie apart.
   std::pair<Operand4, bool> keys(at::ScalarType dtype) {
-    if (written_.least_key_norm != nullptr) {
+    if (written_.key_by_rows) {
       return {operand(written_.key, dtype), false};
     }
     if (factsOf(written_.key).dtype != dtype) {
@@ -529,9 +548,14 @@ class WrittenFinder : Finder {
       std::swap(k.sizes[2], k.sizes[3]);
       return {k, false};
     }
-    auto k = described(written_.key, stridesOf(written_.key));
+    auto strides = stridesOf(written_.key);
+    const bool apart = !isFoldable(sizesOf(written_.key), strides);
+    if (apart) {
+      strides = rowStrides(written_.key);
+    }
+    auto k = described(written_.key, strides);
     const bool across = k.strides[2] != 1 && k.sizes[2] != 1 && request_ != nullptr;
-    if (across) {
+    if (across && !apart) {
       k = described(written_.key, rowStrides(written_.key));
     }
     std::swap(k.sizes[2], k.sizes[3]);
@@ -703,24 +727,26 @@ class WrittenFinder : Finder {
     }
     auto sizes = sizesOf(written.value);
     auto strides = rowStrides(written.value);
+    auto met = scores;
     if (scores.size() == kRank + 1) {  // elements of the batch in groups
-      const bool once = sizes.size() == kRank + 1 && sizes[0] == 1;
-      if (!once || scores[0] * scores[1] != kernel.batch || scores[2] != kernel.heads) {
+      if (scores[0] * scores[1] != kernel.batch || scores[2] != kernel.heads ||
+          (sizes.size() == kRank + 1 && sizes[0] != 1)) {
         refuse("a mask of other parts of the batch than our kernel knows");
       }
-      mask.period = scores[1];
-      sizes.erase(sizes.begin());
-      strides.erase(strides.begin());
+      if (sizes.size() == kRank + 1) {
+        sizes.erase(sizes.begin());
+        strides.erase(strides.begin());
+      }
+      mask.period = sizes.size() == kRank && sizes[0] != 1 ? scores[1] : 0;
+      met.erase(met.begin());
+      met[0] = mask.period != 0 ? mask.period : kernel.batch;
     }
-    if (sizes.size() > kRank || sizes.empty() || scores.size() < 2) {
+    if (sizes.size() > kRank || sizes.empty() || met.size() < 2 || met.size() > kRank) {
       refuse("a mask of more dimensions than the scores");
     }
-    const Shape last(scores.end() - static_cast<int64_t>(std::min(scores.size(), kRank)),
-                     scores.end());
-    const auto met = padded(last, last).sizes;
     const Shape all{mask.period != 0 ? mask.period : kernel.batch, kernel.heads, kernel.queries,
                     kernel.keys};
-    if (met != all) {
+    if (padded(met, met).sizes != all) {
       refuse("scores that are viewed in other dimensions where a mask meets them");
     }
     mask.strides = maskStrides(padded(sizes, strides), all);
