@@ -2506,6 +2506,7 @@ WINOGRAD = {
     "skip": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(x) + x)"),
     "skip_before": Winograd((3, 64, 15, 13), 64, bias=False, code="x + self.c(x)"),
     "chain": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(F.relu(self.c(x))) + x)", fused=2),
+    "silu": Winograd((1, 64, 29, 31), 48, code="F.silu(self.c(x))"),
 }
 
 
@@ -2536,6 +2537,7 @@ NARROW_WINOGRAD = {
     "skip": Winograd((1, 64, 56, 56), 64, code="F.relu(self.c(x) + x)"),
     "skip_before": Winograd((3, 96, 35, 33), 96, bias=False, code="x + self.c(x)"),
     "chain": Winograd((1, 64, 56, 56), 64, code="F.relu(self.c(F.relu(self.c(x))) + x)"),
+    "silu": Winograd((1, 64, 56, 56), 64, code="F.silu(self.c(x))"),
 }
 
 
@@ -2642,6 +2644,16 @@ def test_bfloat16_convolution_by_winograd(case: str) -> None:
 
 
 @pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("code", ["x + F.silu(self.c(x))", "F.relu(F.silu(self.c(x)) + x)"])
+def test_winograd_with_silu_before_a_sum(code: str, dtype: torch.dtype) -> None:
+    """Of one partition or of two, as oneDNN's version has it."""
+    m = net(code, c=nn.Conv2d(64, 64, 3, padding=1)).eval()
+    x = torch.randn(1, 64, 56, 56).to(memory_format=torch.channels_last)
+    check(m, [x], groups=1, fused="_convolution silu add", dtype=dtype)
+
+
+@pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("code", ["y + self.c(y)", "F.relu(self.c(y) + y)"])
 def test_what_a_kernel_reads_is_not_written_over(code: str) -> None:
     """The addend may be overwritten by the result, unless it is the data as well."""
@@ -2663,13 +2675,14 @@ def test_what_a_kernel_reads_is_not_written_over(code: str) -> None:
     ids=["large", "small", "bf16"],
 )
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("code", ["F.relu(self.c(x) + x)", "F.silu(self.c(x))"])
 def test_winograd_spreads_nothing(
-    size: tuple[int, ...], dtype: torch.dtype, value: float, threads: int
+    code: str, size: tuple[int, ...], dtype: torch.dtype, value: float, threads: int
 ) -> None:
     """The transformed tile mixes all of its pixels; an infinity reaches its own neighbours only."""
     if not fuses(dtype):
         pytest.skip("oneDNN has no bf16 kernels on this processor")
-    m = net("F.relu(self.c(x) + x)", c=nn.Conv2d(size[1], size[1], 3, padding=1)).eval().to(dtype)
+    m = net(code, c=nn.Conv2d(size[1], size[1], 3, padding=1)).eval().to(dtype)
     # An exact zero times an infinity is NaN, a small number times it is an infinity.
     m.c.weight.data[::3, ::2, 1, 1] = 0
     m.c.weight.data[1::3, ::2, 1, 1] = 1e-12

@@ -159,15 +159,23 @@ const Operand* addedTo(const Operand& value, const OpSpec& op) {
 
 // What a partition does behind its convolution.
 struct Behind {
+  bool silu;                     // before the addition
   std::optional<size_t> addend;  // a value of the data's type like the result
   Rectifier rectifier = Rectifier::none;
   Operand result;
 };
 
-// Nothing if it is anything else than an addition and an activation.
+// Nothing if it is anything else than SiLU, an addition and an activation.
 std::optional<Behind> behindConvolution(const Ops& ops) {
-  Behind found{{}, Rectifier::none, ops[0]->outputs()[0]};
+  Behind found{false, {}, Rectifier::none, ops[0]->outputs()[0]};
   size_t known = 1;
+  if (known + 1 < ops.size() && ops[known]->kind() == OpKind::Sigmoid &&
+      ops[known]->inputs()[0].id == found.result.id &&
+      isProductOf(*ops[known + 1], found.result, ops[known]->outputs()[0])) {
+    found.silu = true;
+    found.result = ops[known + 1]->outputs()[0];
+    known += 2;
+  }
   if (known < ops.size() && ops[known]->kind() == OpKind::Add) {
     const auto* addend = addedTo(found.result, *ops[known]);
     if (addend == nullptr || addend->dtype != found.result.dtype ||
@@ -383,6 +391,7 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
                              pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
                              (*data.sizes)[1],
                              (*weight.sizes)[0],
+                             behind->silu,
                              behind->rectifier == Rectifier::relu,
                              dtype};
   if (!kernel.isSupported()) {
@@ -404,7 +413,7 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
     return std::nullopt;
   }
   const auto behind = behindConvolution(ops);
-  if (!behind || behind->result.dtype != at::kFloat) {
+  if (!behind || behind->silu || behind->result.dtype != at::kFloat) {
     return std::nullopt;
   }
   const auto& data = ops[0]->inputs()[0];

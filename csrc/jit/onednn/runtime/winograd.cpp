@@ -173,6 +173,7 @@ void WinogradConvolution::runAs(const Data& data, const Run& runTask) const {
                                        inputs,
                                        outputs,
                                        tile,
+                                       silu,
                                        relu,
                                        static_cast<const T*>(data.source),
                                        data.weight,

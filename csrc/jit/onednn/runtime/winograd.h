@@ -1,4 +1,4 @@
-// Convolution of 3 x 3 with stride 1 by Winograd's algorithm, with an addend and ReLU, for
+// Convolution of 3 x 3 with stride 1 by Winograd's algorithm, with SiLU, an addend and ReLU, for
 // channels-last data of float32, or of bfloat16 with AVX-512's instructions for it: less than half
 // of the multiplications of oneDNN's kernels, or a quarter, all of them of float32. In float32,
 // rounding errors are within 2.5 times those of eager (docs/performance.md); in bfloat16 the
@@ -25,7 +25,8 @@ struct WinogradConvolution {
   Pair padding;  // at the top and on the left
   int64_t inputs;
   int64_t outputs;
-  bool relu;
+  bool silu;             // before the addend
+  bool relu;             // behind it
   at::ScalarType dtype;  // of data, plain weight, addend and result: float32 or bfloat16
   int64_t tile = 0;      // 2 or 4
 

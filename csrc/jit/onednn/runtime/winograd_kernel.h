@@ -13,6 +13,7 @@
 // for m = 4. With the usual 1 and 2 in the place of 3/4 and 3/2, rounding errors would be four
 // times as large. (Lavin, Gray: Fast Algorithms for Convolutional Neural Networks; Barabasz et al.:
 // Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks.)
+#include "jit/onednn/runtime/activations.h"
 #include "jit/onednn/runtime/vector.h"
 #include "jit/onednn/runtime/winograd_tiles.h"
 
@@ -279,6 +280,9 @@ void finishTile(const ProblemOf<T>& p, const Position<T>& at, const float* sums,
         if (y < down && x < across) {
           const auto offset = ((at.y + y) * p.result_width + at.x + x) * p.outputs + output + o;
           auto result = Simd::add(results[y][x], bias);
+          if (p.silu) {
+            result = Silu::of(result);
+          }
           if (at.addend != nullptr) {
             result = Simd::add(result, loadVector(at.addend + offset));
           }

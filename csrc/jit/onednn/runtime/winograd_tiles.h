@@ -22,7 +22,8 @@ struct ProblemOf {
   int64_t inputs;  // channels
   int64_t outputs;
   int64_t tile;
-  bool relu;
+  bool silu;  // before the addend
+  bool relu;  // behind it
 
   const T* source;
   const float* weight;  // (point, panel, input, output of the panel)
