@@ -1263,6 +1263,39 @@ def test_attention_by_own_kernel(case: str) -> None:
     assert llga_fuser.cache_info().fallbacks == before or not own
 
 
+MASKS_OF_RANK_5 = {
+    "causal": None,
+    "one": (1, 1, 3, 20, 25),
+    "each": (2, 3, 3, 20, 25),
+    "groups": (1, 3, 1, 20, 25),
+    "groups_of_rank_4": (3, 3, 20, 25),
+    "matrix": (20, 25),
+    "keys": (25,),
+    "first": (2, 1, 1, 20, 25),
+}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("kind", ["numbers", "booleans"])
+@pytest.mark.parametrize("mask", MASKS_OF_RANK_5)
+def test_attention_in_five_dimensions(mask: str, kind: str, swapped: bool) -> None:
+    """The first two are one where they lie so, and else in a copy."""
+    size = MASKS_OF_RANK_5[mask]
+    options = "is_causal=True" if size is None else "attn_mask=m"
+    m = net(f"F.scaled_dot_product_attention(q, k, v, {options})", "q, k, v, m").eval()
+    q, k, v = (torch.randn(2, 3, 3, n, 16) for n in (20, 25, 25))
+    if swapped:
+        q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
+    numbers = torch.randn(size or (1,))
+    inputs = [q, k, v, numbers if kind == "numbers" else numbers > -1]
+    with torch.no_grad():
+        script = to_script(m, inputs)
+        for _ in range(3):
+            assert_same(script(*inputs), m(*inputs))
+    own = has_own_attention(torch.float32) and mask != "first"
+    assert (attention_kernel(torch.float32) in kernels_of(m, *inputs)) == own
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("keys", [70, 5])

@@ -397,6 +397,40 @@ class Finder {
     return mask.rows();
   }
 
+  // Says where a mask of these sizes lies for each element of the batch, of scores of these sizes.
+  static void placeMask(Attention::Mask& mask, Shape sizes, Shape strides, const Shape& scores,
+                        const Attention& kernel) {
+    auto met = scores;
+    if (scores.size() == kRank + 1) {  // elements of the batch in groups
+      const bool five = sizes.size() == kRank + 1;
+      const bool each = five && sizes[0] == scores[0] && sizes[1] == scores[1];
+      if (scores[0] * scores[1] != kernel.batch || scores[2] != kernel.heads ||
+          (five && !each && sizes[0] != 1)) {
+        refuse("a mask of other parts of the batch than our kernel knows");
+      }
+      if (each) {
+        const auto folded = padded(sizes, strides);
+        sizes = folded.sizes;
+        strides = folded.strides;
+      } else if (five) {
+        sizes.erase(sizes.begin());
+        strides.erase(strides.begin());
+      }
+      mask.period = !each && sizes.size() == kRank && sizes[0] != 1 ? scores[1] : 0;
+      met.erase(met.begin());
+      met[0] = mask.period != 0 ? mask.period : kernel.batch;
+    }
+    if (sizes.size() > kRank || sizes.empty() || met.size() < 2 || met.size() > kRank) {
+      refuse("a mask of more dimensions than the scores");
+    }
+    const Shape all{mask.period != 0 ? mask.period : kernel.batch, kernel.heads, kernel.queries,
+                    kernel.keys};
+    if (padded(met, met).sizes != all) {
+      refuse("scores that are viewed in other dimensions where a mask meets them");
+    }
+    mask.strides = maskStrides(padded(sizes, strides), all);
+  }
+
   const Facts& facts_;
   const CompileRequest* request_;
   std::vector<const Value*> copied_;
@@ -482,8 +516,9 @@ class NodeFinder : Finder {
     if (dtype == at::kBFloat16 && kernel.type != Attention::Type::bfloat16) {
       refuse("a bfloat16 mask of float32 data");  // an error in PyTorch
     }
-    mask.strides = maskStrides(padded(sizesOf(value), rowStrides(value)),
-                               {kernel.batch, kernel.heads, kernel.queries, kernel.keys});
+    auto scores = sizesOf(node_->output());
+    scores.back() = kernel.keys;
+    placeMask(mask, sizesOf(value), rowStrides(value), scores, kernel);
     found.masks.push_back(value);
   }
 
@@ -725,31 +760,7 @@ class WrittenFinder : Finder {
     if (isUnknown(facts.sizes)) {
       return mask;
     }
-    auto sizes = sizesOf(written.value);
-    auto strides = rowStrides(written.value);
-    auto met = scores;
-    if (scores.size() == kRank + 1) {  // elements of the batch in groups
-      if (scores[0] * scores[1] != kernel.batch || scores[2] != kernel.heads ||
-          (sizes.size() == kRank + 1 && sizes[0] != 1)) {
-        refuse("a mask of other parts of the batch than our kernel knows");
-      }
-      if (sizes.size() == kRank + 1) {
-        sizes.erase(sizes.begin());
-        strides.erase(strides.begin());
-      }
-      mask.period = sizes.size() == kRank && sizes[0] != 1 ? scores[1] : 0;
-      met.erase(met.begin());
-      met[0] = mask.period != 0 ? mask.period : kernel.batch;
-    }
-    if (sizes.size() > kRank || sizes.empty() || met.size() < 2 || met.size() > kRank) {
-      refuse("a mask of more dimensions than the scores");
-    }
-    const Shape all{mask.period != 0 ? mask.period : kernel.batch, kernel.heads, kernel.queries,
-                    kernel.keys};
-    if (padded(met, met).sizes != all) {
-      refuse("scores that are viewed in other dimensions where a mask meets them");
-    }
-    mask.strides = maskStrides(padded(sizes, strides), all);
+    placeMask(mask, sizesOf(written.value), rowStrides(written.value), scores, kernel);
     return mask;
   }
 
