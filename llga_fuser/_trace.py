@@ -34,4 +34,31 @@ def trace_frozen(
     with autocast_to(dtype):
         traced: Any = torch.jit.trace(target, check_trace=False, strict=strict, **example)
     # Freezing inside would put the casts of TorchScript's own autocast on top.
-    return torch.jit.freeze(traced.eval()) if isinstance(traced, torch.nn.Module) else traced
+    result = torch.jit.freeze(traced.eval()) if isinstance(traced, torch.nn.Module) else traced
+    if dtype is not None:
+        _cast_in_einsum(result.graph, dtype)
+    return result
+
+
+def _cast_in_einsum(graph: Any, dtype: torch.dtype) -> None:
+    """Puts casts before einsums that add up products: eager's are inside, hidden from a trace."""
+    for node in graph.findAllNodes("aten::einsum", recurse=True):
+        equation, operands = node.inputsAt(0).toIValue(), node.inputsAt(1).node()
+        if equation is None or operands.kind() != "prim::ListConstruct" or not _adds_up(equation):
+            continue
+        for i, operand in enumerate(list(operands.inputs())):
+            inputs = [operand]
+            for value in (False, True, dtype, dtype):  # on the CPU alone
+                constant = graph.insertConstant(value)
+                constant.node().moveBefore(operands)
+                inputs.append(constant)
+            cast = graph.create("aten::_autocast_to_reduced_precision", inputs, 1)
+            operands.replaceInput(i, cast.insertBefore(operands).output())
+
+
+def _adds_up(equation: str) -> bool:
+    """Whether operands of an einsum share a label that its result does not have."""
+    terms, arrow, result = equation.replace(" ", "").replace(".", "").partition("->")
+    operands = terms.split(",")
+    shared = {label for label in terms if sum(label in operand for operand in operands) > 1}
+    return bool(shared - set(result)) if arrow else bool(shared)

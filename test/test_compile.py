@@ -492,6 +492,32 @@ def test_gradients_are_eagers() -> None:
     assert torch.equal(*grads)
 
 
+@pytest.mark.parametrize(
+    ("equation", "sizes"),
+    [
+        ("bij,bjk->bik", [(2, 4, 8), (2, 8, 6)]),
+        ("...ij, ...kj", [(2, 4, 8), (2, 6, 8)]),
+        ("ij,jk,kl->il", [(4, 8), (8, 6), (6, 5)]),
+        ("bi,bj->bij", [(2, 4), (2, 6)]),  # no sum: nothing is cast
+        ("bij->bji", [(2, 4, 6)]),
+    ],
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_einsum_as_under_autocast(equation: str, sizes: list[tuple[int, ...]], mixed: bool) -> None:
+    """Its casts are inside of it, where a trace does not see them."""
+    names = "xyz"[: len(sizes)]
+    first = "self.a(x)" if mixed else "x"
+    code = f"torch.einsum({equation!r}, {', '.join([first, *names[1:]])})"
+    m = net(code, ", ".join(names), a=nn.Linear(sizes[0][-1], sizes[0][-1])).eval()
+    inputs = tuple(torch.randn(size) for size in sizes)
+    made = llga_fuser.compile(m, inputs, dtype=torch.bfloat16)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = m(*inputs)
+        for _ in range(3):
+            assert_same(made(*inputs), expected, tol=TOLERANCES[torch.bfloat16])
+
+
 def test_inside_autocast() -> None:
     """TorchScript takes another executor there; the numbers are those of a plain frozen module."""
     m, x = two_convs(), torch.randn(IMAGE)
