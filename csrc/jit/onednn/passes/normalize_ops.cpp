@@ -267,6 +267,7 @@ c10::TypePtr permuted(const c10::TypePtr& type, const std::vector<int64_t>& dims
     return c10::TensorType::get()->withScalarType(tensor->scalarType());
   }
   std::vector<int64_t> in_order;
+  in_order.reserve(dims.size());
   for (const auto dim : dims) {
     in_order.push_back((*sizes)[static_cast<size_t>(dim)]);
   }
@@ -279,6 +280,7 @@ Value* inOrder(Builder& build, Value* value, const std::string& from, const std:
     return value;
   }
   std::vector<int64_t> dims;
+  dims.reserve(to.size());
   for (const auto label : to) {
     dims.push_back(static_cast<int64_t>(from.find(label)));
   }
