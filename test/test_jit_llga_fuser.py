@@ -1499,7 +1499,6 @@ WRITTEN = {
     "einsum_of_the_transposed": Written(
         "s = torch.einsum('bhdi,bhjd->bhij', q.mT, k)\n"
         "return torch.einsum('bhij,bhjd->bhid', s.softmax(-1), v)",
-        own=False,
     ),
     "rank_5": Written(
         "q, k, v = [x.unflatten(0, (2, 3)) for x in (q, k, v)]\n"

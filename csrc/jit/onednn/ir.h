@@ -55,9 +55,9 @@ Symbol fullPrecisionKind();
 
 // Schema of the op that normalize_ops puts in the place of an aten::einsum that is a product of
 // matrices, of as many as the dimensions before the last two make:
-//   llga::einsum(a, b, transpose_a, transpose_b, equation)
+//   llga::einsum(a, b, transpose_b, equation)
 // computes what aten::einsum does; where neither operand has one number in the place of several,
-// it is matmul(a, b) with the last two dimensions of each swapped, or not.
+// it is matmul(a, b) with the last two dimensions of b swapped, or not.
 Symbol einsumKind();
 
 // The value that `value` is equal to where a group computes it: looks through llga::as_target.

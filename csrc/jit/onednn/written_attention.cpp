@@ -24,8 +24,7 @@ bool isTrue(const Value* value) { return torch::jit::toIValue(value) == c10::IVa
 // Of rows by columns; `by_rows`: or by rows.
 bool isMatrixProduct(const Node* node, bool by_rows = false) {
   if (node->kind() == einsumKind()) {
-    const bool transposes_a = isTrue(node->namedInput("transpose_a"));
-    return !transposes_a && (by_rows || !isTrue(node->namedInput("transpose_b")));
+    return by_rows || !isTrue(node->namedInput("transpose_b"));
   }
   return node->kind() == aten::matmul || node->kind() == aten::bmm;
 }

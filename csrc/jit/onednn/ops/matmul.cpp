@@ -55,13 +55,11 @@ void einsum(Lowering& l) {
   l.requireRank(l.arg("b"), 2, 6);
   const auto a = l.maybeSizes(l.arg("a"));
   const auto b = l.maybeSizes(l.arg("b"));
-  const bool transpose_a = l.flag("transpose_a");
   const bool transpose_b = l.flag("transpose_b");
-  if (a && b && a->end()[transpose_a ? -2 : -1] != b->end()[transpose_b ? -1 : -2]) {
+  if (a && b && a->back() != b->end()[transpose_b ? -1 : -2]) {
     l.refuse("operands of different sizes in the dimension that is summed");
   }
   l.emit(OpKind::MatMul, {l.in("a"), l.in("b")}, {l.out()})
-      .set_attr<bool>(Attr::transpose_a, transpose_a)
       .set_attr<bool>(Attr::transpose_b, transpose_b);
 }
 

@@ -16,7 +16,7 @@
 //    whose last two dimensions are the matrices':
 //      einsum("bihd, bjhd -> bhij", [%q, %k])
 //    ->
-//      llga::einsum(permute(%q, [0, 2, 1, 3]), permute(%k, [0, 2, 1, 3]), False, True,
+//      llga::einsum(permute(%q, [0, 2, 1, 3]), permute(%k, [0, 2, 1, 3]), True,
 //                   "bhid,bhjd->bhij")
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
@@ -174,10 +174,10 @@ bool dropDropout(Node* node) {
 // DenseNets begin each block with one.
 void registerEinsum() {
   static const torch::jit::RegisterOperators registration({torch::jit::Operator(
-      "llga::einsum(Tensor a, Tensor b, bool transpose_a, bool transpose_b, str equation) -> Tensor",
+      "llga::einsum(Tensor a, Tensor b, bool transpose_b, str equation) -> Tensor",
       [](torch::jit::Stack& stack) {
         const auto equation = torch::jit::pop(stack).toStringRef();
-        torch::jit::drop(stack, 2);
+        torch::jit::drop(stack, 1);
         const auto b = torch::jit::pop(stack).toTensor();
         const auto a = torch::jit::pop(stack).toTensor();
         torch::jit::push(stack, at::einsum(equation, {a, b}));
@@ -187,10 +187,9 @@ void registerEinsum() {
 
 // An einsum of two operands that is a product of matrices, once their dimensions are in order.
 struct MatrixProduct {
-  std::string a;  // letters of the batch, and the last two
-  std::string b;
+  std::string a;  // letters of the batch, of the result's rows, and of what is summed
+  std::string b;  // of the batch, and the last two
   std::string result;
-  bool transpose_a;
   bool transpose_b;
 };
 
@@ -251,12 +250,12 @@ std::optional<MatrixProduct> matrixProduct(const Labels& labels) {
       labels.result.find(left) > labels.result.find(right)) {
     return std::nullopt;
   }
-  // What lies together stays so.
-  const bool transpose_a = labels.a.back() == left[0];
+  // What lies together in the second one stays so. The first one is by rows always: oneDNN 3.7
+  // takes products of others for attention, and fails to compile it.
   const bool transpose_b = labels.b.back() != right[0];
-  return MatrixProduct{batch + (transpose_a ? summed + left : left + summed),
+  return MatrixProduct{batch + left + summed,
                        batch + (transpose_b ? right + summed : summed + right),
-                       batch + left + right, transpose_a, transpose_b};
+                       batch + left + right, transpose_b};
 }
 
 // What `permute` makes of a tensor's type.
@@ -298,13 +297,11 @@ c10::TypePtr productType(const Node* einsum, const MatrixProduct& product) {
   if (!sizes || !others || sizes->size() != others->size() || sizes->size() < 2) {
     return c10::TensorType::get()->withScalarType(a->scalarType());
   }
-  const auto rows = sizes->end()[product.transpose_a ? -1 : -2];
   const auto columns = others->end()[product.transpose_b ? -2 : -1];
   for (size_t i = 0; i + 2 < sizes->size(); ++i) {
     (*sizes)[i] = (*sizes)[i] == 1 ? (*others)[i] : (*sizes)[i];
   }
-  sizes->end()[-2] = rows;
-  sizes->end()[-1] = columns;
+  sizes->back() = columns;
   return a->withSizes(*sizes)->withStrides(c10::VaryingShape<c10::Stride>());
 }
 
@@ -339,10 +336,9 @@ bool takeEinsumApart(Node* node) {
                    ? node->input(0)
                    : build.constant(product->a + "," + product->b + "->" + product->result);
   auto* einsum = graph.insertNode(graph.create(
-      einsumKind(),
-      {inOrder(build, list->input(swapped ? 1 : 0), labels->a, product->a),
-       inOrder(build, list->input(swapped ? 0 : 1), labels->b, product->b),
-       build.constant(product->transpose_a), build.constant(product->transpose_b), same}));
+      einsumKind(), {inOrder(build, list->input(swapped ? 1 : 0), labels->a, product->a),
+                     inOrder(build, list->input(swapped ? 0 : 1), labels->b, product->b),
+                     build.constant(product->transpose_b), same}));
   einsum->copyMetadata(node);
   einsum->output()->setType(productType(einsum, *product));
   node->output()->replaceAllUsesWith(
