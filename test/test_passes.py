@@ -673,6 +673,7 @@ graph(%q : Tensor, %w : Tensor, %f : Tensor):
   %no : bool = prim::Constant[value=0]()
   %none : NoneType = prim::Constant()
   %scale : float = prim::Constant[value=0.5]()
+  %sizes : int[] = prim::Constant[value=[3]]()
   %d : Tensor = aten::dequantize(%q)
   %e : Tensor = aten::dequantize(%w)
   %x : Tensor = aten::to(%d, %bf16, %no, %no, %none)
@@ -730,9 +731,7 @@ graph(%q : Tensor, %w : Tensor, %f : Tensor):
 )
 def test_widen_quantized(rest: str, left: list[str]) -> None:
     """Products of 8-bit values lose the roundings around them, and nothing else does."""
-    text = AROUND_8_BIT.replace("REST", rest.replace("; ", "\n  ")).replace(
-        "  %d :", "  %sizes : int[] = prim::Constant[value=[3]]()\n  %d :"
-    )
+    text = AROUND_8_BIT.replace("REST", rest.replace("; ", "\n  "))
     graph = parsed(text)
     _C.run_pass("widen_quantized", graph)
     torch._C._jit_pass_dce(graph)

@@ -171,7 +171,6 @@ bool dropDropout(Node* node) {
   return true;
 }
 
-// DenseNets begin each block with one.
 void registerEinsum() {
   static const torch::jit::RegisterOperators registration({torch::jit::Operator(
       "llga::einsum(Tensor a, Tensor b, bool transpose_b, str equation) -> Tensor",
@@ -346,6 +345,7 @@ bool takeEinsumApart(Node* node) {
   return true;
 }
 
+// DenseNets begin each block with one.
 bool dropCatOfOne(Node* node) {
   const auto* list = node->input(0)->node();
   if (list->kind() != torch::jit::prim::ListConstruct || list->inputs().size() != 1) {
