@@ -3282,6 +3282,42 @@ def test_linear_of_one_row(size: tuple[int, ...], bias: bool, activation: str) -
     assert own or "llga_gemv:avx2" not in kernels_of(m, x)
 
 
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize(
+    "code", ["self.l(x)", "F.relu(self.l(x))", "F.silu(self.l(x))", "y + self.l(x)"]
+)
+@pytest.mark.parametrize(
+    "size",
+    [(1, 3, 5), (1, 517, 96), (2, 64, 33), (7, 300, 8), (13, 70, 50), (2, 8, 600, 64)],
+    ids=str,
+)
+def test_few_rows_of_a_narrow_weight(size: tuple[int, ...], code: str) -> None:
+    """A weight of bfloat16 is read as such, also if it is there in float32."""
+    *outer, inputs, outputs = size
+    m = net(code, "x, y", l=nn.Linear(inputs, outputs)).eval()
+    m.l.weight.data = m.l.weight.detach().bfloat16().float()
+    x, y = torch.randn(*outer, inputs), torch.randn(*outer, outputs)
+    check(m, [x, y], groups=1, fused="linear")
+    narrow = [name for name in kernels_of(m, x, y) if "_bf16_weight" in name]
+    kind = "gemv:avx2" if math.prod(outer) == 1 and "y" not in code else "gemm"
+    assert len(narrow) == has_own_kernels()
+    assert all(name.startswith("llga_" + kind.replace(":", "_bf16_weight:")) for name in narrow)
+    with torch.no_grad():
+        m.l.weight[-1, -1] += 2.0**-20  # one number is enough
+    assert not any("_bf16_weight" in name for name in kernels_of(m, x, y))
+    check(m, [x, y], groups=1, fused="linear")
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, 3e38, 1e-40])
+def test_special_numbers_of_a_narrow_weight(special: float) -> None:
+    m = net("self.l(x)", l=nn.Linear(40, 24)).eval()
+    m.l.weight.data = m.l.weight.detach().bfloat16()
+    m.l.weight.data[3, 5] = special
+    m.l.weight.data = m.l.weight.data.float()
+    for rows in (1, 3):
+        check(m, [torch.randn(rows, 40)])
+
+
 TILED = "llga_gemm:amx_bf16"
 
 

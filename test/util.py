@@ -397,9 +397,11 @@ def check_model(
 
 
 def fuses(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has kernels for that type on this processor."""
+    """Whether groups compute in that type on this processor."""
     if dtype == torch.bfloat16:
-        return bool(llga_fuser._C.runtime_info()["bf16"])
+        info = llga_fuser._C.runtime_info()
+        widened = llga_fuser._C.is_pass_enabled("widen_bfloat16")
+        return info["isa"].startswith("avx512") and bool(info["bf16"] or not widened)
     return dtype == torch.float32
 
 

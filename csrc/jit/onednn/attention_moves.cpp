@@ -18,7 +18,8 @@ bool anyRegroups(const std::vector<Node*>& moves) {
 }  // namespace
 
 bool movesRows(const Node* node) {
-  return movesNumbers(node) || (node->kind() == aten::roll && isTensor(node->input(0)));
+  return movesNumbers(node) || (node->kind() == aten::roll && isTensor(node->input(0))) ||
+         node->kind() == asFloatKind();
 }
 
 bool regroupsRows(const Node* node) {
@@ -41,6 +42,9 @@ std::vector<Node*> movesBefore(const Value* value) {
   for (auto* node = const_cast<Node*>(value->node());
        node->owningBlock() == block && movesRows(node); node = node->input(0)->node()) {
     moves.push_back(node);
+  }
+  while (!moves.empty() && moves.back()->kind() == asFloatKind()) {
+    moves.pop_back();  // it goes with the product before it
   }
   return moves;
 }

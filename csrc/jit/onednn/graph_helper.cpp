@@ -115,6 +115,7 @@ class BlockPartitioner {
   std::vector<Proposal> propose() {
     auto found = proposeByPartitions();
     std::move(own_.begin(), own_.end(), std::back_inserter(found));
+    addIdentities(found);
     std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
       return a.nodes.back()->isBefore(b.nodes.back());
     });
@@ -138,6 +139,26 @@ class BlockPartitioner {
       if (!redoSplitNodes(partitions) && !takeApart(partitions)) {
         return proposals(partitions);
       }
+    }
+  }
+
+  // An identity goes with the node whose result it is. Sorts the nodes.
+  void addIdentities(std::vector<Proposal>& proposals) const {
+    std::unordered_map<const Node*, std::vector<Node*>> identities;
+    for (auto* node : block_->nodes()) {
+      if (isIdentity(node)) {
+        identities[behind(node->output())->node()].push_back(node);
+      }
+    }
+    for (auto& [nodes, compute, elementwise, views, casts] : proposals) {
+      for (size_t i = 0, count = nodes.size(); i < count; ++i) {
+        if (const auto it = identities.find(nodes[i]); it != identities.end()) {
+          nodes.insert(nodes.end(), it->second.begin(), it->second.end());
+        }
+      }
+      std::sort(nodes.begin(), nodes.end(),
+                [](const Node* a, const Node* b) { return a->isBefore(b); });
+      nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
     }
   }
 
@@ -376,7 +397,7 @@ class BlockPartitioner {
         continue;
       }
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
-          node->kind() == asTargetKind() || isQuantizedConstant(node)) {
+          isIdentity(node) || isQuantizedConstant(node)) {
         continue;
       }
       std::vector<const Value*> reads;
@@ -507,18 +528,6 @@ class BlockPartitioner {
   }
 
   std::vector<Proposal> proposals(const std::vector<Part>& parts) {
-    std::unordered_map<const Node*, size_t> position;
-    size_t next = 0;
-    for (const auto* node : block_->nodes()) {
-      position[node] = next++;
-    }
-    // An as_target goes with the node whose result it is.
-    std::unordered_map<const Node*, std::vector<Node*>> identities;
-    for (auto* node : block_->nodes()) {
-      if (node->kind() == asTargetKind()) {
-        identities[behind(node->output())->node()].push_back(node);
-      }
-    }
     std::vector<Proposal> result;
     std::unordered_set<const Node*> begun;
     for (const auto& part : parts) {
@@ -537,9 +546,6 @@ class BlockPartitioner {
           continue;
         }
         proposal.nodes.push_back(member);
-        if (const auto it = identities.find(node); it != identities.end()) {
-          proposal.nodes.insert(proposal.nodes.end(), it->second.begin(), it->second.end());
-        }
         switch (candidates_.at(member).entry->op_class) {
           case OpClass::compute:
             ++proposal.compute;
@@ -558,9 +564,7 @@ class BlockPartitioner {
       if (proposal.nodes.empty()) {
         continue;
       }
-      std::sort(proposal.nodes.begin(), proposal.nodes.end(),
-                [&](const Node* a, const Node* b) { return position[a] < position[b]; });
-      GRAPH_DEBUG("partition of ", proposal.nodes.size(), " nodes, last: ", *proposal.nodes.back());
+      GRAPH_DEBUG("partition of ", proposal.nodes.size(), " nodes");
       result.push_back(std::move(proposal));
     }
     return result;

@@ -51,8 +51,7 @@ std::string shortName(const Node* node) {
     const auto rank = rankOf(node->input(1));
     bool transposed = false;
     if (const auto at = node->schema().argumentIndexWithName("transposed")) {
-      const auto known = torch::jit::toIValue(node->input(static_cast<size_t>(*at)));
-      transposed = known && known->isBool() && known->toBool();
+      transposed = isTrue(node->input(static_cast<size_t>(*at)));
     }
     return std::string(transposed ? "conv_transpose" : "conv") +
            (rank ? std::to_string(*rank - 2) + "d" : "");

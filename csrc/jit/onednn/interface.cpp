@@ -38,7 +38,7 @@ const std::vector<PassEntry>& passes() {
       {"widen_bfloat16", widenBfloat16,
        "after restore_linear, as fold_constants and normalize_ops leave more types known; before "
        "drop_casts, which would round where this does without",
-       [] { return !supportsBf16(); }},
+       [] { return !prefersBf16(); }},
       {"widen_quantized", widenQuantized,
        "likewise; before prepare_quantized, which expects dequantized values as they are"},
       {"drop_casts", dropCasts,

@@ -51,6 +51,15 @@ Symbol asTargetKind() {
   return kind;
 }
 
+Symbol asFloatKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::as_float");
+  return kind;
+}
+
+bool isIdentity(const Node* node) {
+  return node->kind() == asTargetKind() || node->kind() == asFloatKind();
+}
+
 Symbol einsumKind() {
   static const Symbol kind = Symbol::fromQualString("llga::einsum");
   return kind;
@@ -72,7 +81,7 @@ Symbol ownAttentionAttr() {
 }
 
 const Value* behind(const Value* value) {
-  while (value->node()->kind() == asTargetKind()) {
+  while (isIdentity(value->node())) {
     value = value->node()->input(0);
   }
   return value;
@@ -121,7 +130,7 @@ std::vector<const Node*> computations(const Graph& subgraph) {
   std::vector<const Node*> found;
   for (const auto* node : subgraph.nodes()) {
     if (node->kind() != torch::jit::prim::Constant &&
-        node->kind() != torch::jit::prim::ListConstruct && node->kind() != asTargetKind() &&
+        node->kind() != torch::jit::prim::ListConstruct && !isIdentity(node) &&
         !isShapeArithmetic(node)) {
       found.push_back(node);
     }
@@ -134,10 +143,16 @@ std::optional<int64_t> intOf(const Value* value) {
   return known && known->isInt() ? std::optional(known->toInt()) : std::nullopt;
 }
 
+bool isTrue(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  return known && known->isBool() && known->toBool();
+}
+
 const Node* soleComputation(const Graph& subgraph) {
   const Node* sole = nullptr;
   for (const auto* node : subgraph.nodes()) {
-    if (node->kind() == torch::jit::prim::Constant || isShapeArithmetic(node)) {
+    if (node->kind() == torch::jit::prim::Constant || isShapeArithmetic(node) ||
+        node->kind() == asFloatKind()) {
       continue;
     }
     if (sole != nullptr) {

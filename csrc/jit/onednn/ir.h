@@ -48,6 +48,13 @@ Symbol ownAttentionAttr();
 // inputs with which it changes nothing.
 Symbol asTargetKind();
 
+// Schema of the op that widen_bfloat16 puts behind a product: llga::as_float(x) is `x`, in float32
+// if it is of bfloat16. Inside a group it costs nothing, as as_target does.
+Symbol asFloatKind();
+
+// True for these two.
+bool isIdentity(const Node* node);
+
 // The casts that TorchScript's autocast puts in. They change nothing but floating-point tensors,
 // whether autocast is on or off.
 Symbol reducedPrecisionKind();
@@ -60,7 +67,7 @@ Symbol fullPrecisionKind();
 // it is matmul(a, b) with the last two dimensions of b swapped, or not.
 Symbol einsumKind();
 
-// The value that `value` is equal to where a group computes it: looks through llga::as_target.
+// The value that `value` is equal to where a group computes it: looks through identities.
 const Value* behind(const Value* value);
 
 inline bool isFusionGroup(const Node* node) { return node->kind() == fusionGroupKind(); }
@@ -100,6 +107,9 @@ bool isBinary(const Node* node);
 
 // The integer that `value` is, if it is a constant.
 std::optional<int64_t> intOf(const Value* value);
+
+// True if `value` is the constant True.
+bool isTrue(const Value* value);
 
 // True if `value` is a tensor (of any refinement).
 inline bool isTensor(const Value* value) {

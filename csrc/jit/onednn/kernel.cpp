@@ -52,6 +52,19 @@ inline bool isPlainCpu(const c10::TensorImpl& impl) {
   return keys == plain || keys == quantized;
 }
 
+// Leaves eager's autocast out of what this thread computes, if `wanted`.
+class WithoutAutocast {
+ public:
+  explicit WithoutAutocast(bool wanted) {
+    if (wanted) {
+      guard_.emplace(c10::autocast_dispatch_keyset);
+    }
+  }
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
+};
+
 inline uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x9E3779B97F4A7C15ULL;
 }
@@ -227,6 +240,7 @@ FusionKernel::FusionKernel(const Node* group)
     }
   }
   for (auto* node : subgraph_->nodes()) {
+    in_float_ = in_float_ || node->kind() == asFloatKind();
     if (node->kind() == torch::jit::prim::Constant && isTensor(node->output())) {
       if (auto weight = findReleasable(node->t(torch::jit::attr::value))) {
         weights_.push_back(std::move(weight));
@@ -438,6 +452,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     }
     RECORD_FUNCTION("llga::compile " + name_, ArrayRef<const IValue>{});
     const WeightsInUse present(weights_);
+    const WithoutAutocast none(in_float_);
     RecordedFacts facts;
     const auto before = std::chrono::steady_clock::now();
     recordRun(*subgraph_, allAsInEager(inputs), facts);
@@ -495,7 +510,10 @@ std::shared_ptr<const Description> FusionKernel::describe(
     throw CompileError{std::move(reason)};
   }
   RecordedFacts facts;
-  recordRun(*subgraph_, allAsInEager(dense), facts);
+  {
+    const WithoutAutocast none(in_float_);
+    recordRun(*subgraph_, allAsInEager(dense), facts);
+  }
   auto request = requestFor(dense, facts, environment());
   if (const auto plan = find(environment(), dense)) {
     request.division = plan->division;
@@ -527,6 +545,7 @@ void FusionKernel::runSubgraph(Stack& stack) {
     }
   }
   const WeightsInUse present(weights_);
+  const WithoutAutocast none(in_float_);
   torch::jit::InterpreterState(fallbackCode()).run(stack);
   for (auto& result : stack) {
     if (!weights_.empty() && result.isTensor() && findReleasable(result.toTensor())) {

@@ -143,6 +143,7 @@ class FusionKernel final : public PlanOwner {
   std::string name_;
   size_t input_count_;
   bool takes_gaps_;                 // its plans read such inputs where they lie
+  bool in_float_ = false;           // eager's autocast has no say in it: it holds llga::as_float
   std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;
   std::vector<bool> call_local_;

@@ -19,8 +19,6 @@ bool isView(const Node* node) {
   return node->kind() == aten::view || node->kind() == aten::reshape;
 }
 
-bool isTrue(const Value* value) { return torch::jit::toIValue(value) == c10::IValue(true); }
-
 // Of rows by columns; `by_rows`: or by rows.
 bool isMatrixProduct(const Node* node, bool by_rows = false) {
   if (node->kind() == einsumKind()) {
@@ -134,7 +132,7 @@ class Matcher {
       found_.scores = node->output();
       return true;
     }
-    if (isCast(node) || isView(node) || node->kind() == asTargetKind()) {
+    if (isCast(node) || isView(node) || isIdentity(node)) {
       return up(node->input(0));
     }
     switch (node->kind()) {
@@ -292,7 +290,7 @@ class Matcher {
     const auto dims = torch::jit::toIValue(norm->input(2));
     return order && order->isScalar() && order->toScalar().toDouble() == 2 && dims &&
            dims->isIntList() && dims->toIntVector() == std::vector<int64_t>{-1} &&
-           torch::jit::toIValue(norm->input(3)) == c10::IValue(true);
+           isTrue(norm->input(3));
   }
 
   static bool swapsLastTwo(const Node* node) {

@@ -38,7 +38,7 @@ py::dict runtimeInfo() {
   info["onednn"] = llga::onednnVersion();
   info["onednn_hash"] = llga::onednnHash();
   info["isa"] = llga::effectiveIsa();
-  info["bf16"] = llga::supportsBf16();
+  info["bf16"] = llga::prefersBf16();
   info["int8_saturates"] = llga::saturatesInt8();
   info["cpu_runtime"] = dnnl_version()->cpu_runtime == DNNL_RUNTIME_OMP ? "OpenMP" : "other";
   info["threads"] = at::get_num_threads();

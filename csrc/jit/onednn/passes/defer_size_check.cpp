@@ -35,7 +35,7 @@ bool keepsShape(const Node* node) {
     }
     return set;
   }();
-  return kinds.count(node->kind()) != 0 || node->kind() == asTargetKind();
+  return kinds.count(node->kind()) != 0 || isIdentity(node);
 }
 
 Value* top(Value* value) {

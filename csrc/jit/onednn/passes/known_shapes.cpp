@@ -54,7 +54,7 @@ bool keepsSizes(const Node* node) {
     case aten::roll:
       return true;
     default:
-      return node->kind() == asTargetKind();
+      return isIdentity(node);
   }
 }
 

@@ -13,11 +13,6 @@ namespace {
 namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
 
-bool isTrue(const Value* value) {
-  const auto known = torch::jit::toIValue(value);
-  return known && known->isBool() && known->toBool();
-}
-
 Dtype constantDtype(const Value* value) {
   const auto dtype = torch::jit::toIValue(value);
   return dtype && dtype->isInt() ? Dtype(static_cast<at::ScalarType>(dtype->toInt()))
@@ -75,8 +70,8 @@ bool hasDimensions(const Value* value, int further = 8) {
       return hasDimensions(node->input(0), further - 1);
     default:
       return isProduct(node) ||
-             ((isActivation(node) || node->kind() == asTargetKind() ||
-               node->kind() == fullPrecisionKind() || isQuantize(node) || isDequantize(node)) &&
+             ((isActivation(node) || isIdentity(node) || node->kind() == fullPrecisionKind() ||
+               isQuantize(node) || isDequantize(node)) &&
               hasDimensions(node->input(0), further - 1));
   }
 }
@@ -187,6 +182,10 @@ Dtype KnownTypes::infer(const Value* value) {
   }
   if (node->kind() == asTargetKind()) {
     return of(node->input(1));
+  }
+  if (node->kind() == asFloatKind()) {
+    const auto dtype = of(node->input(0));
+    return dtype == at::kBFloat16 ? at::kFloat : dtype;
   }
   if (node->kind() == reducedPrecisionKind()) {
     return reducesTo(node);

@@ -257,19 +257,28 @@ std::optional<MatrixProduct> matrixProduct(const Labels& labels) {
                        batch + left + right, transpose_b};
 }
 
+// Tensor types of the data type of `like`, with any strides.
+c10::TypePtr ofSizes(const c10::TensorType& like, const std::vector<int64_t>& sizes) {
+  return like.withSizes(sizes)->withStrides(c10::VaryingShape<c10::Stride>());
+}
+
+c10::TypePtr ofAnySizes(const c10::TensorType& like) {
+  return c10::TensorType::get()->withScalarType(like.scalarType());
+}
+
 // What `permute` makes of a tensor's type.
 c10::TypePtr permuted(const c10::TypePtr& type, const std::vector<int64_t>& dims) {
   const auto tensor = type->expect<c10::TensorType>();
   const auto sizes = tensor->sizes().concrete_sizes();
   if (!sizes || sizes->size() != dims.size()) {
-    return c10::TensorType::get()->withScalarType(tensor->scalarType());
+    return ofAnySizes(*tensor);
   }
   std::vector<int64_t> in_order;
   in_order.reserve(dims.size());
   for (const auto dim : dims) {
     in_order.push_back((*sizes)[static_cast<size_t>(dim)]);
   }
-  return tensor->withSizes(in_order)->withStrides(c10::VaryingShape<c10::Stride>());
+  return ofSizes(*tensor, in_order);
 }
 
 // Dimensions in the order `to`; the value itself where they are.
@@ -294,14 +303,14 @@ c10::TypePtr productType(const Node* einsum, const MatrixProduct& product) {
   auto sizes = a->sizes().concrete_sizes();
   auto others = b->sizes().concrete_sizes();
   if (!sizes || !others || sizes->size() != others->size() || sizes->size() < 2) {
-    return c10::TensorType::get()->withScalarType(a->scalarType());
+    return ofAnySizes(*a);
   }
   const auto columns = others->end()[product.transpose_b ? -2 : -1];
   for (size_t i = 0; i + 2 < sizes->size(); ++i) {
     (*sizes)[i] = (*sizes)[i] == 1 ? (*others)[i] : (*sizes)[i];
   }
   sizes->back() = columns;
-  return a->withSizes(*sizes)->withStrides(c10::VaryingShape<c10::Stride>());
+  return ofSizes(*a, *sizes);
 }
 
 bool takeEinsumApart(Node* node) {

@@ -36,7 +36,7 @@ bool isUnfused(const Node* node) {
   if (kind == prim::PythonOp || kind == prim::CallFunction || kind == prim::CallMethod) {
     return true;
   }
-  if (isFusionGroup(node) || kind.is_prim() || kind == asTargetKind()) {
+  if (isFusionGroup(node) || kind.is_prim() || isIdentity(node)) {
     return false;
   }
   return std::any_of(node->outputs().begin(), node->outputs().end(),

@@ -1,7 +1,6 @@
-// Computes in float32 what would be computed in bfloat16: everything on processors on which nothing
-// computes in bfloat16 but loops over single numbers (widen_bfloat16), and everywhere what is made
-// of 8-bit values (widen_quantized), which oneDNN multiplies as they are if nothing rounds what is
-// dequantized.
+// Computes in float32 what would be computed in bfloat16: everything on processors that multiply
+// float32 faster (widen_bfloat16), and everywhere what is made of 8-bit values (widen_quantized),
+// which oneDNN multiplies as they are if nothing rounds what is dequantized.
 //
 //   %3 : Tensor = aten::conv2d(%x, %weight, ...)     # %weight: a constant of bfloat16
 //   %4 : Tensor = aten::relu(%3)
@@ -29,7 +28,8 @@
 // dequantized, and what follows it up to where other values of bfloat16 come in.
 //
 // TorchScript has a graph of its own for calls under eager's autocast. There products of float32
-// give bfloat16: casts to float32 stay, and around 8-bit values nothing is changed.
+// give bfloat16 where PyTorch computes them: llga::as_float, which a group has nothing to do for,
+// stands behind those that are chosen. Around 8-bit values nothing is changed.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -88,6 +88,13 @@ void registerCasts() {
                          "convolution or matrix product has, got ",
                          x.scalar_type());
              torch::jit::push(stack, is ? x.to(at::kFloat) : x);
+           },
+           c10::AliasAnalysisKind::FROM_SCHEMA),
+       torch::jit::Operator(
+           "llga::as_float(Tensor(a) x) -> Tensor(a)",
+           [](Stack& stack) {
+             const auto x = torch::jit::pop(stack).toTensor();
+             torch::jit::push(stack, x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x);
            },
            c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
@@ -218,7 +225,7 @@ class Widening {
         if (reasons.size() <= 1) {
           chosen_.emplace(node, reasons.empty() ? nullptr : reasons[0]);
         }
-      } else if (dtype == at::kFloat || widens(node) || isMixed(node)) {
+      } else if (dtype == at::kFloat || widens(node) || isMixed(node) || readsShape(node)) {
         if (isPrivate(node)) {
           reads_.insert(node);
         }
@@ -317,6 +324,16 @@ class Widening {
                        [&](Value* operand) { return aliases_->mayContainAlias(result, operand); });
   }
 
+  // Eager's autocast rounds what PyTorch computes of a product, be it in a group's fallback.
+  Value* keptFloat(Value* result) {
+    auto* kept = graph_->insertNode(graph_->create(asFloatKind(), 1));
+    kept->copyMetadata(result->node());
+    kept->output()->setType(result->type());
+    result->replaceAllUsesWith(kept->output());
+    kept->addInput(result);
+    return kept->output();
+  }
+
   // Rounds where `reason` is of bfloat16, or anyway if that is null.
   void widen(Node* node, Value* reason) {
     for (size_t i = 0; i < node->inputs().size(); ++i) {
@@ -329,22 +346,26 @@ class Widening {
     }
     const auto results = resultsOf(node).vec();
     const WithInsertPoint guard(results.back()->node()->next());
-    for (auto* result : results) {
+    const bool cast = isProduct(node) || node->kind() == aten::scaled_dot_product_attention;
+    for (auto* made : results) {
+      setDtype(made, at::kFloat);
+      auto* result = within_autocast_ && cast ? keptFloat(made) : made;
       auto* narrow =
           graph_->insertNode(graph_->create(reason != nullptr ? narrowAsKind() : narrowKind(), 1));
       narrow->copyMetadata(node);
       narrow->output()->setType(result->type());
+      setDtype(narrow->output(), at::kBFloat16);
       result->replaceAllUsesWith(narrow->output());
       narrow->addInput(result);
       if (reason != nullptr) {
         narrow->addInput(reason);
       }
-      setDtype(result, at::kFloat);
       computed_.emplace(narrow->output(), result);
     }
   }
 
-  // Of an op whose result is float32: operands that are there in it. Then a cast does nothing.
+  // Of an op whose result is float32, or that looks at sizes alone: operands that are there in
+  // float32. Then a cast does nothing.
   void readComputed(Node* node) {
     bool found = false;
     for (size_t i = 0; i < node->inputs().size(); ++i) {
@@ -353,8 +374,7 @@ class Widening {
         found = true;
       }
     }
-    if (!within_autocast_ && isPlainCast(node) &&
-        (found || types_.of(node->input(0)) == at::kFloat)) {
+    if (isPlainCast(node) && (found || types_.of(node->input(0)) == at::kFloat)) {
       node->output()->replaceAllUsesWith(node->input(0));
     }
   }
@@ -424,9 +444,9 @@ class Widening {
   std::unique_ptr<AliasDb> aliases_;
   std::unordered_map<const Value*, KnownTypes> assumed_;  // and what is known without each
   std::unordered_map<const Node*, Value*> chosen_;        // with the input that is the reason
-  Nodes reads_;                                        // that make float32 of bfloat16, or of both
-  Nodes roundings_;                                    // that make bfloat16
-  std::unordered_map<const Value*, Value*> computed_;  // in float32, by what it is rounded to
+  Nodes reads_;                                           // that need not read what is rounded
+  Nodes roundings_;                                       // that make bfloat16
+  std::unordered_map<const Value*, Value*> computed_;     // in float32, by what it is rounded to
   std::map<std::tuple<const Value*, const Block*, bool>, Value*> made_;  // must it be bfloat16
 };
 

@@ -118,10 +118,10 @@ class PlanCompiler {
           isShapeArithmetic(node) || isQuantizedConstant(node)) {
         continue;
       }
-      if (node->kind() == asTargetKind()) {
+      if (isIdentity(node)) {
         if (draft_.request.facts->tensor(node->input(0)).dtype !=
             draft_.request.facts->tensor(node->output()).dtype) {
-          throw CompileError{"an in-place op converts its result to the data type of its target"};
+          throw CompileError{qualifiedName(node) + ": converts its result to another data type"};
         }
         continue;
       }

@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <vector>
 
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/environment.h"
+#include "jit/onednn/runtime/gemm_blocks.h"
 #include "jit/onednn/runtime/thread_exit.h"
 
 namespace llga {
@@ -114,6 +118,37 @@ std::atomic<bool>& saturationAllowed() {
 
 bool allowInt8Saturation(bool allow) { return saturationAllowed().exchange(allow); }
 
+namespace {
+
+// Of operands that the first level of cache holds.
+template <typename T>
+std::chrono::nanoseconds timeOfProduct(void (*run)(const gemm::ProblemOf<T, float>&,
+                                                   const gemm::Task&)) {
+  constexpr int64_t kInputs = 128;
+  constexpr int64_t kOutputs = 32;  // one panel
+  constexpr int kCalls = 16;        // of which the first ones wake the processor's units
+  const auto rows = gemm::avx512.rows;
+  const std::vector<T> source(rows * kInputs);
+  const std::vector<T> weight(kInputs * kOutputs);
+  std::vector<float> result(rows * kOutputs);
+  const gemm::ProblemOf<T, float> problem{rows,          kInputs, kOutputs,      Rectifier::none,
+                                          source.data(), kInputs, weight.data(), kInputs * kOutputs,
+                                          nullptr,       nullptr, result.data()};
+  auto least = std::chrono::nanoseconds::max();
+  for (int call = 0; call < kCalls; ++call) {
+    const auto start = std::chrono::steady_clock::now();
+    run(problem, {0, rows, 0, kOutputs});
+    least = std::min<std::chrono::nanoseconds>(least, std::chrono::steady_clock::now() - start);
+  }
+  return least;
+}
+
+bool multipliesBf16Fast() {
+  return 4 * timeOfProduct(gemm::avx512_bf16.toWide) <= 5 * timeOfProduct(gemm::avx512.run);
+}
+
+}  // namespace
+
 bool usesAvxGemm() {
   static const bool uses = [] {
     switch (dnnl::get_effective_cpu_isa()) {
@@ -189,5 +224,10 @@ bool usesAmx() {
 }
 
 bool supportsBf16() { return usesAvx512(); }  // avx2_vnni_2 has a few kernels only
+
+bool prefersBf16() {
+  static const bool prefers = usesAmx() || (usesAvx512Bf16() && multipliesBf16Fast());
+  return prefers;
+}
 
 }  // namespace llga

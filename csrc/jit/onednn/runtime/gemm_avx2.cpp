@@ -5,6 +5,6 @@
 
 namespace llga::gemm {
 
-const Kernels avx2{"avx2", kPanel, kRows, runTask<float, float>};
+const Kernels avx2{"avx2", kPanel, kRows, runTask<float, float>, runTask<float, float, Bfloat16>};
 
 }  // namespace llga::gemm

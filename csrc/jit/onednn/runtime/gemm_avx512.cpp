@@ -5,6 +5,7 @@
 
 namespace llga::gemm {
 
-const Kernels avx512{"avx512", kPanel, kRows, runTask<float, float>};
+const Kernels avx512{"avx512", kPanel, kRows, runTask<float, float>,
+                     runTask<float, float, Bfloat16>};
 
 }  // namespace llga::gemm

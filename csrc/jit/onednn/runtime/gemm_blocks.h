@@ -11,8 +11,8 @@
 
 namespace llga::gemm {
 
-// T: of the source and the weight; R: of the addend and the result. Sums are of float32.
-template <typename T, typename R>
+// T: of the source; R: of the addend and the result; W: of the weight. Sums are of float32.
+template <typename T, typename R, typename W = T>
 struct ProblemOf {
   int64_t rows;
   int64_t inputs;
@@ -21,9 +21,9 @@ struct ProblemOf {
 
   const T* source;        // (row, input)
   int64_t source_stride;  // from row to row
-  // (panel, input, output of the panel), with zeros after the last output; of bfloat16 (panel, pair
-  // of inputs, output of the panel, input of the pair).
-  const T* weight;
+  // (panel, input, output of the panel), with zeros after the last output; with a source of
+  // bfloat16 (panel, pair of inputs, output of the panel, input of the pair).
+  const W* weight;
   int64_t weight_stride;  // from panel to panel
   const float* bias;      // (output), or null
   const R* addend;        // as the result, or null; may be the result
@@ -34,6 +34,7 @@ struct ProblemOf {
 };
 
 using Problem = ProblemOf<float, float>;
+using ProblemOfNarrowWeight = ProblemOf<float, float, Bfloat16>;
 
 // Part of the result, from the first output of a panel on, to the end of one or of all.
 struct Task {
@@ -49,6 +50,8 @@ struct Kernels {
   int64_t panel;  // outputs whose weights lie together
   int64_t rows;   // that are multiplied at once
   void (*run)(const Problem& problem, const Task& task);
+  // Reads half as much; widening the weight costs time where it meets many rows.
+  void (*runNarrowWeight)(const ProblemOfNarrowWeight& problem, const Task& task);
 };
 
 extern const Kernels avx2;

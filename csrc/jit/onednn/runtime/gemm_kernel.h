@@ -19,6 +19,7 @@ constexpr int64_t kWidth = Simd::kWidth;
 constexpr int64_t kPanel = 2 * kWidth;
 constexpr int kRows = Simd::kRows;
 constexpr int64_t kBlock = 192;  // rows
+constexpr int64_t kAhead = 96;   // inputs whose weights are on their way, where rows are few
 constexpr int64_t kDepth = 256;  // inputs that are added up alone: one long sum would round more
 
 // Inputs that a lane adds up in one instruction.
@@ -63,40 +64,47 @@ LLGA_VECTOR_INLINE V addProducts(const Bfloat16* pair, V factor, V sum) {
 }
 #endif
 
-// Of a panel's weights, as many as a register holds.
-template <typename T>
-LLGA_VECTOR_INLINE V loadFactors(const T* from) {
-  return Simd::load(reinterpret_cast<const float*>(from));
+// Of a panel's weights, as many as a register holds; what they are multiplied with is T.
+template <typename T, typename W>
+LLGA_VECTOR_INLINE V loadFactors(const W* from) {
+  if constexpr (sizeof(T) == sizeof(W)) {
+    return Simd::load(reinterpret_cast<const float*>(from));
+  } else {
+    return loadVector(from);
+  }
 }
 
 // Tiles of the same outputs, one below the other.
-template <typename T, typename R>
+template <typename T, typename R, typename W>
 struct Column {
   const T* source;
   int64_t source_stride;  // from row to row
-  const T* weight;
+  const W* weight;
   const float* bias;  // or null
   const R* addend;    // or null
   R* result;
   int64_t inputs;
   int64_t stride;  // from row to row of the result and the addend
   int64_t last;    // outputs of the last vector
-  const T* next;   // a panel to fetch, or null
+  const W* next;   // a panel to fetch, or null
   Rectifier rectifier;
   int64_t pieces;
   int64_t piece_stride;
 };
 
 // Adds the products of `depth` inputs.
-template <int rows, int vectors, typename T>
+template <int rows, int vectors, typename T, typename W>
 LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, int64_t stride,
-                                   const T* weight, int64_t depth) {
+                                   const W* weight, int64_t depth) {
 #pragma GCC unroll 1
   for (int64_t i = 0; i < depth; i += kTogether<T>) {  // unrolled, sums would be moved to memory
     V factors[vectors];
+    if constexpr (sizeof(W) < sizeof(T)) {
+      __builtin_prefetch(weight + kAhead * kPanel);
+    }
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
-      factors[v] = loadFactors(weight + v * kWidth * kTogether<T>);
+      factors[v] = loadFactors<T>(weight + v * kWidth * kTogether<T>);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
@@ -110,8 +118,8 @@ LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, i
   }
 }
 
-template <int rows, int vectors, typename T, typename R>
-void multiply(const Column<T, R>& c, int64_t tiles) {
+template <int rows, int vectors, typename T, typename R, typename W>
+void multiply(const Column<T, R, W>& c, int64_t tiles) {
   const auto* start = c.source;
   const auto* addend = c.addend;
   auto* result = c.result;
@@ -198,24 +206,24 @@ void multiply(const Column<T, R>& c, int64_t tiles) {
   }
 }
 
-template <typename T, typename R>
-using Multiply = void (*)(const Column<T, R>&, int64_t);
+template <typename T, typename R, typename W>
+using Multiply = void (*)(const Column<T, R, W>&, int64_t);
 
-template <typename T, typename R, int vectors, int count, int... rows>
-struct UpTo : UpTo<T, R, vectors, count - 1, count, rows...> {};
+template <typename T, typename R, typename W, int vectors, int count, int... rows>
+struct UpTo : UpTo<T, R, W, vectors, count - 1, count, rows...> {};
 
-template <typename T, typename R, int vectors, int... rows>
-struct UpTo<T, R, vectors, 0, rows...> {
-  static constexpr Multiply<T, R> kernels[] = {multiply<rows, vectors, T, R>...};
+template <typename T, typename R, typename W, int vectors, int... rows>
+struct UpTo<T, R, W, vectors, 0, rows...> {
+  static constexpr Multiply<T, R, W> kernels[] = {multiply<rows, vectors, T, R, W>...};
 };
 
 // `tiles` of `rows` rows from `row` on, by the outputs of the panel from `o` on, `outputs` of them.
-template <typename T, typename R>
-void runRows(const ProblemOf<T, R>& p, int64_t row, int64_t rows, int64_t tiles, int64_t o,
-             int64_t outputs, const T* next) {
+template <typename T, typename R, typename W>
+void runRows(const ProblemOf<T, R, W>& p, int64_t row, int64_t rows, int64_t tiles, int64_t o,
+             int64_t outputs, const W* next) {
   const auto at = row * p.outputs + o;
   const bool one = outputs <= kWidth;
-  const auto* kernels = one ? UpTo<T, R, 1, kRows>::kernels : UpTo<T, R, 2, kRows>::kernels;
+  const auto* kernels = one ? UpTo<T, R, W, 1, kRows>::kernels : UpTo<T, R, W, 2, kRows>::kernels;
   kernels[rows - 1](
       {p.source + row * p.source_stride, p.source_stride, p.weight + o / kPanel * p.weight_stride,
        p.bias != nullptr ? p.bias + o : nullptr, p.addend != nullptr ? p.addend + at : nullptr,
@@ -224,8 +232,8 @@ void runRows(const ProblemOf<T, R>& p, int64_t row, int64_t rows, int64_t tiles,
       tiles);
 }
 
-template <typename T, typename R>
-void runTask(const ProblemOf<T, R>& p, const Task& task) {
+template <typename T, typename R, typename W = T>
+void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
   const auto blocks = (task.rows + kBlock - 1) / kBlock;
   for (int64_t block = 0; block < blocks; ++block) {  // of nearly the same size, as their tiles
     const auto row = task.first_row + task.rows * block / blocks;
@@ -237,8 +245,9 @@ void runTask(const ProblemOf<T, R>& p, const Task& task) {
     const auto end = task.first_output + task.outputs;
     for (auto o = task.first_output; o < end; o += kPanel) {
       const auto outputs = end - o < kPanel ? end - o : kPanel;
-      const bool more = block == 0 && o + kPanel < end;  // later blocks find them in a cache
-      const T* next = more ? p.weight + (o / kPanel + 1) * p.weight_stride : nullptr;
+      // Later blocks find them in a cache.
+      const bool more = sizeof(W) == sizeof(T) && block == 0 && o + kPanel < end;
+      const W* next = more ? p.weight + (o / kPanel + 1) * p.weight_stride : nullptr;
       if (larger > 0) {
         runRows(p, row, size + 1, larger, o, outputs, next);
         next = nullptr;

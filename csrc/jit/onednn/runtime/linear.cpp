@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/util/bit_cast.h>
 
 #include <algorithm>
 
@@ -27,12 +28,41 @@ void Linear::toPanels(const at::Tensor& weight, const at::Tensor& panels) {
   panels.view({panels.size(0), panels.size(1), panel, together}).copy_(parts.permute({2, 0, 3, 1}));
 }
 
+bool Linear::isNarrow(const at::Tensor& weight) {
+  if (!weight.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  const auto* numbers = static_cast<const float*>(weight.data_ptr());
+  return std::all_of(numbers, numbers + weight.numel(), [](float number) {
+    constexpr uint32_t kDropped = 0xFFFF;
+    return (c10::bit_cast<uint32_t>(number) & kDropped) == 0;
+  });
+}
+
 void Linear::run(const Data& data) const {
+  if (narrow_weight) {
+    runAs<Bfloat16>(data, kernels().runNarrowWeight);
+  } else {
+    runAs<float>(data, kernels().run);
+  }
+}
+
+template <typename W>
+void Linear::runAs(const Data& data,
+                   void (*run)(const gemm::ProblemOf<float, float, W>&, const gemm::Task&)) const {
   constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
   constexpr int64_t kFewRows = 256;     // then each thread takes some outputs of all of them
-  const gemm::Problem problem{rows,        inputs,      outputs,     rectifier,
-                              data.source, inputs,      data.weight, inputs * kernels().panel,
-                              data.bias,   data.addend, data.result};
+  const gemm::ProblemOf<float, float, W> problem{rows,
+                                                 inputs,
+                                                 outputs,
+                                                 rectifier,
+                                                 data.source,
+                                                 inputs,
+                                                 static_cast<const W*>(data.weight),
+                                                 inputs * kernels().panel,
+                                                 data.bias,
+                                                 data.addend,
+                                                 data.result};
   const auto panels = weightSizes()[0];
   const bool by_outputs = rows <= kFewRows;
   const auto units = by_outputs ? panels : rows;
@@ -45,7 +75,7 @@ void Linear::run(const Data& data) const {
         by_outputs ? gemm::Task{0, rows, from * kernels().panel,
                                 std::min(to * kernels().panel, outputs) - from * kernels().panel}
                    : gemm::Task{from, to - from, 0, outputs};
-    kernels().run(problem, task);
+    run(problem, task);
   });
 }
 

@@ -4,6 +4,9 @@
 // oneDNN's gemm for AVX2 copies weights to panels in each call, or reads them where they lie with a
 // cache miss a row. Here they lie in panels, once and for all.
 //
+// Few rows do next to nothing but read the weight: where all its numbers are of bfloat16, as in a
+// model of bfloat16 that is computed in float32, half of their bytes will do, on both.
+//
 // And linear layers and pointwise convolutions of bfloat16 data by AMX: while oneDNN's kernels wait
 // for the weights of a model, which are in no cache, these fetch the next ones.
 //
@@ -28,10 +31,13 @@ struct Linear {
   int64_t inputs;
   int64_t outputs;
   Rectifier rectifier;
+  bool narrow_weight = false;  // it is of bfloat16
+
+  static constexpr int64_t kFewRows = 24;  // that are faster with such a weight
 
   struct Data {
     const float* source;
-    const float* weight;  // as toPanels() made it
+    const void* weight;   // as toPanels() made it
     const float* bias;    // or null
     const float* addend;  // like the result, or null; may be the result
     float* result;        // overlaps nothing else
@@ -42,11 +48,18 @@ struct Linear {
 
   // Sizes of the weight in panels: panels, inputs, outputs of a panel.
   std::vector<int64_t> weightSizes() const;
+  // Whether a float32 weight is the same in bfloat16.
+  static bool isNarrow(const at::Tensor& weight);
   // From (inputs, outputs). With twice the numbers in a panel, pairs of inputs lie side by side.
   static void toPanels(const at::Tensor& weight, const at::Tensor& panels);
 
   // Source and result are dense rows.
   void run(const Data& data) const;
+
+ private:
+  template <typename W>
+  void runAs(const Data& data,
+             void (*run)(const gemm::ProblemOf<float, float, W>&, const gemm::Task&)) const;
 };
 
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does.

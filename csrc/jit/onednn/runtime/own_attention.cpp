@@ -461,7 +461,7 @@ class NodeFinder : Finder {
                          {},
                          {},
                          {},
-                         request_->subgraph->outputs()[0]};
+                         behind(request_->subgraph->outputs()[0])};
     auto& kernel = found.kernel;
     if (operands.quantized) {
       describeNumbers(kernel, operands.result);
@@ -535,14 +535,15 @@ class WrittenFinder : Finder {
     const auto q = operand(written_.query, dtype);
     const auto [k, across] = keys(dtype);
     const auto v = operand(written_.value, dtype);
-    FoundAttention found{kernelFor(dtype, q, k, v),
-                         sourceOf(written_.query, q),
-                         sourceOf(written_.key, k),
-                         sourceOf(written_.value, v),
-                         {},
-                         {},
-                         {},
-                         request_ != nullptr ? request_->subgraph->outputs()[0] : written_.result};
+    FoundAttention found{
+        kernelFor(dtype, q, k, v),
+        sourceOf(written_.query, q),
+        sourceOf(written_.key, k),
+        sourceOf(written_.value, v),
+        {},
+        {},
+        {},
+        request_ != nullptr ? behind(request_->subgraph->outputs()[0]) : written_.result};
     auto& kernel = found.kernel;
     if (kernel.heads != kernel.key_heads) {
       refuse("scores of broadcast heads");

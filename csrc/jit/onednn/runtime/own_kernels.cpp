@@ -448,6 +448,21 @@ bool isConvolutionOfPlanes(const Ops& ops, const Layout& images) {
   });
 }
 
+// The activation of `value` that ops[i] begins; `i` moves on to the last op of it.
+std::optional<Activation> activationFrom(const Ops& ops, size_t& i, const Operand& value) {
+  const auto& op = *ops[i];
+  if (op.inputs()[0].id != value.id) {
+    return std::nullopt;
+  }
+  const auto found = activationOf(op.kind());
+  if (found == Activation::sigmoid && i + 1 < ops.size() &&
+      isProductOf(*ops[i + 1], value, op.outputs()[0])) {
+    ++i;
+    return Activation::silu;
+  }
+  return found;
+}
+
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way) {
   const auto& product = *ops[0];
   const bool asked = way == Way::gemm;
@@ -485,7 +500,7 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
   }
   for (size_t i = 1; i < ops.size(); ++i) {
     const auto& op = *ops[i];
-    if (found.rectifier != Rectifier::none) {
+    if (found.rectifier != Rectifier::none || found.activation) {
       return std::nullopt;
     }
     if (const auto* term = addedTo(found.result, op)) {
@@ -502,14 +517,19 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
     } else if (op.kind() == OpKind::HardSwish && op.inputs()[0].id == found.result.id) {
       found.rectifier = Rectifier::hardswish;
     } else {
-      return std::nullopt;
+      found.activation = activationFrom(ops, i, found.result);
+      if (!found.activation) {
+        return std::nullopt;
+      }
     }
-    found.result = op.outputs()[0];
+    found.result = ops[i]->outputs()[0];
   }
   constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
   const bool row = found.rows == 1 && !found.addend;
   const bool rows = asked || (ownAvx2Kernels() && found.rows >= kFewest);
-  return isFloat(found.result) && (row || rows) ? std::optional(found) : std::nullopt;
+  found.if_narrow = (!row && !rows) || found.activation;
+  const bool few = found.rows <= Linear::kFewRows;
+  return isFloat(found.result) && (!found.if_narrow || few) ? std::optional(found) : std::nullopt;
 }
 
 std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph) {
@@ -564,14 +584,8 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
     found.result = ops[next]->outputs()[0];
   }
   if (next < ops.size() && ops[next]->inputs()[0].id == found.result.id) {
-    const auto& op = *ops[next];
-    kernel.rectifier = rectifierOf(op);
-    kernel.activation = activationOf(op.kind());
-    if (kernel.activation == Activation::sigmoid && next + 1 < ops.size() &&
-        isProductOf(*ops[next + 1], found.result, op.outputs()[0])) {
-      kernel.activation = Activation::silu;
-      ++next;
-    }
+    kernel.rectifier = rectifierOf(*ops[next]);
+    kernel.activation = activationFrom(ops, next, found.result);
     if (kernel.activation || kernel.rectifier != Rectifier::none) {
       found.result = ops[next++]->outputs()[0];
     }

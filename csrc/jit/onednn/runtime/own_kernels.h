@@ -99,6 +99,8 @@ struct FoundLinear {
   std::optional<size_t> addend;  // a value like the result
   Operand result;
   Rectifier rectifier = Rectifier::none;
+  std::optional<Activation> activation = {};  // behind it
+  bool if_narrow = false;  // only with a weight whose numbers are all of bfloat16
 };
 
 // Of float32 data with constant parameters, where oneDNN is slow or `way` asks for it; nothing for

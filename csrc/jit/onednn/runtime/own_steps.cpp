@@ -12,6 +12,7 @@
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/channel_shuffle.h"
 #include "jit/onednn/runtime/concat_affine.h"
+#include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_quantized.h"
@@ -205,9 +206,11 @@ class OwnSteps {
                              : bindParameter(step, inputs[2], draft_.constantTensor(inputs[2].id));
   }
 
-  // Numbers of float32 are to be computed as such.
+  // Numbers of float32 are to be computed as such, or oneDNN would: without AMX it has no products
+  // that are faster.
   bool isStrict(const Operand& data) const {
-    return data.dtype != at::kFloat || draft_.request.fpmath_mode == dnnl::fpmath_mode::strict;
+    return data.dtype != at::kFloat || !usesAmx() ||
+           draft_.request.fpmath_mode == dnnl::fpmath_mode::strict;
   }
 
   // What is added to the result, which may take its place; 0 if nothing is.
@@ -260,21 +263,29 @@ class OwnSteps {
     const auto weight = draft_.constantTensor(found->weight.id);
     const auto inputs = weight.size(0);
     const auto outputs = weight.size(1);
-    const bool row = found->rows == 1;
-    const Linear kernel{found->rows, inputs, outputs, found->rectifier};
-    if (row) {
-      if (!weight.t().is_contiguous()) {
-        return false;
-      }
+    const bool releasable = findReleasable(weight) != nullptr;
+    const bool narrow = found->rows <= Linear::kFewRows && !releasable && Linear::isNarrow(weight);
+    const bool row = found->rows == 1 && !found->addend && weight.t().is_contiguous();
+    const Linear kernel{found->rows, inputs, outputs, found->rectifier, narrow};
+    if (!narrow && (found->if_narrow || (found->rows == 1 && !found->addend && !row))) {
+      return false;
+    }
+    if (releasable && !row) {
+      return false;
+    }
+    if (row && !narrow) {
       bind(step, draft_.keep(weight),
            strided(found->weight.id, at::kFloat, {inputs, outputs}, {1, inputs},
                    /*constant=*/true));
     } else {
-      if (findReleasable(weight)) {
-        return false;
-      }
-      auto panels = transformWeight(weight, kernel.weightSizes(), at::kFloat,
-                                    [&](const at::Tensor& to) { Linear::toPanels(weight, to); });
+      auto panels = transformWeight(weight, row ? Shape{outputs, inputs} : kernel.weightSizes(),
+                                    narrow ? at::kBFloat16 : at::kFloat, [&](const at::Tensor& to) {
+                                      if (row) {
+                                        to.copy_(weight.t());
+                                      } else {
+                                        Linear::toPanels(weight, to);
+                                      }
+                                    });
       bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
       draft_.plan->packed.push_back(std::move(panels));
     }
@@ -284,22 +295,31 @@ class OwnSteps {
     }
     const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, strides));
-    step.kernel = {[kernel, row, bias, addend, rectifier = found->rectifier](auto from, auto to) {
+    step.kernel = {[kernel, row, bias, addend, activation = found->activation](auto from, auto to) {
                      auto data = [&](size_t i) {
                        return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
                      };
                      const auto* source = static_cast<const float*>(from[0]);
                      auto* result = static_cast<float*>(to[0]);
-                     if (row) {
+                     auto multiply = [&](const auto* matrix) {
                        constexpr int64_t kGrain = 1 << 16;  // threads may have to be woken
-                       gemv(data(1), data(bias), kernel.outputs, kernel.inputs, source, result,
-                            rectifier, kGrain);
+                       gemv(matrix, data(bias), kernel.outputs, kernel.inputs, source, result,
+                            kernel.rectifier, kGrain);
+                     };
+                     if (!row) {
+                       kernel.run({source, from[1], data(bias), data(addend), result});
+                     } else if (kernel.narrow_weight) {
+                       multiply(static_cast<const Bfloat16*>(from[1]));
                      } else {
-                       kernel.run({source, data(1), data(bias), data(addend), result});
+                       multiply(data(1));
+                     }
+                     if (activation) {
+                       activate(*activation, result, result, kernel.rows * kernel.outputs);
                      }
                    },
                    "matmul",
-                   row ? "llga_gemv:avx2" : fmt::format("llga_gemm:{}", Linear::kernels().name)};
+                   fmt::format("llga_{}{}:{}", row ? "gemv" : "gemm", narrow ? "_bf16_weight" : "",
+                               row ? "avx2" : Linear::kernels().name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
