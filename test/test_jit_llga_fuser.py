@@ -49,6 +49,7 @@ from util import (
     has_narrow_products,
     has_own_attention,
     has_own_kernels,
+    leaves,
     net,
     onednn_version,
     randomize,
@@ -2617,6 +2618,49 @@ def test_bfloat16_in_float32(mode: str) -> None:
     expect(found, fused="_convolution linear gelu")
     assert found.outside["llga::narrow"] == 2  # the results
     assert found.outside["llga::wide"] == (0 if autocast else 1)
+
+
+class Attending(nn.Module):
+    """Attention between linear layers, with what it reads and gives as heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+        self.out = nn.Linear(32, 32)
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, tokens, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(n, tokens, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return x + self.out(y.transpose(1, 2).reshape(n, tokens, 32))
+
+
+@pytest.mark.parametrize("m", [residual_network(), Attending().eval()], ids=["images", "attention"])
+def test_bfloat16_in_float32_within_autocast(m: nn.Module) -> None:
+    """Eager's autocast, which rounds in PyTorch's products, has no say in groups."""
+    if fuses(torch.bfloat16):
+        pytest.skip("groups compute in bf16; test_operator.py runs this without")
+    x = torch.randn(2, 9, 32) if isinstance(m, Attending) else torch.randn(2, 3, 20, 24)
+
+    def same_as_eager(result: Any) -> None:
+        """But for data types: TorchScript's autocast adds in float32."""
+        ours, theirs = ([y.double() for y in leaves(values)] for values in (result, m(x)))
+        assert_same(ours, theirs, tol=TOLERANCES[torch.bfloat16])
+
+    with torch.no_grad(), autocast_bf16(True):
+        script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
+        before = llga_fuser._C.fallbacks()
+        for _ in range(4):
+            result = script(x)
+        assert llga_fuser._C.fallbacks() == before
+        same_as_eager(result)
+        found = fused_graph(script, x)
+        products = ("aten::linear", "aten::_convolution", "aten::scaled_dot_product_attention")
+        assert found.inside["llga::as_float"] == sum(found.inside[kind] for kind in products) > 0
+        assert not any(found.outside[kind] for kind in (*products, "llga::as_float")), found
+        x[0] = math.nan  # in the interpreter
+        same_as_eager(script(x))
 
 
 def test_bfloat16_in_float32_of_other_inputs() -> None:

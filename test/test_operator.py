@@ -751,12 +751,21 @@ def test_own_kernels_of_older_processors(isa: str) -> None:
     run_fuser_tests(chosen, ONEDNN_MAX_CPU_ISA=isa)
 
 
-def test_bfloat16_without_kernels() -> None:
-    """As on processors without AVX-512; there the other tests do all of bfloat16 so."""
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_bfloat16_without_kernels(isa: str) -> None:
+    """As on processors without AVX-512, or without its instructions for bfloat16."""
     if not fuses(torch.bfloat16):
-        pytest.skip("oneDNN has no kernels for bf16 on this processor either")
-    chosen = "bfloat16_in_float32 or test_conv2d_eltwise or test_linear["
-    run_fuser_tests(chosen, ONEDNN_MAX_CPU_ISA="AVX2")
+        pytest.skip("the other tests do all of bf16 so on this processor")
+    chosen = "bfloat16_in_float32 or torchscript_autocast or test_conv2d_eltwise or test_linear["
+    run_fuser_tests(chosen, ONEDNN_MAX_CPU_ISA=isa)
+
+
+def test_bfloat16_as_it_is() -> None:
+    """As on processors that are fast at it; on this one the other tests compute in float32."""
+    if fuses(torch.bfloat16) or not llga_fuser._C.runtime_info()["isa"].startswith("avx512"):
+        pytest.skip("the other tests do, or oneDNN has no kernels for bf16 on this processor")
+    chosen = "torchscript_autocast or test_conv2d_eltwise or test_linear[ or by_winograd"
+    run_fuser_tests(chosen, LLGA_FUSER_DISABLE_PASSES="widen_bfloat16")
 
 
 def test_small_convolutions_of_onednn() -> None:
