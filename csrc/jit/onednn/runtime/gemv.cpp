@@ -1,9 +1,12 @@
 #include "jit/onednn/runtime/gemv.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "jit/onednn/runtime/arena.h"
 
 #define LLGA_VECTOR_WIDTH 8
 #define LLGA_VECTOR_INLINE [[gnu::target("avx2,fma"), gnu::always_inline]] inline
@@ -15,18 +18,23 @@ namespace {
 // Of the bits that are to stay.
 using Mask [[gnu::vector_size(kVectorWidth * sizeof(float))]] = int32_t;
 
+constexpr int64_t kTwice = 2 * kVectorWidth;  // numbers of bfloat16 in a register
+
 #define LLGA_AVX2 gnu::target("avx2,fma"), gnu::optimize("O3")
 #define LLGA_INLINE [[LLGA_AVX2, gnu::always_inline]] inline
 
-template <typename T>
-LLGA_INLINE Vector loadMasked(const T* from, const Mask& mask) {
+LLGA_INLINE Vector loadMasked(const float* from, const Mask& mask) {
   return reinterpret_cast<Vector>(reinterpret_cast<Mask>(loadVector(from)) & mask);
+}
+
+LLGA_INLINE float sumOf(const Vector& s) {
+  return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
 }
 
 // The products of some rows with one. What is left of them behind the last whole vector is `rest`
 // of the vector that ends where they end.
-template <int64_t rows, typename T>
-LLGA_INLINE void dot(const T* from, int64_t columns, const float* factor, const Mask& rest,
+template <int64_t rows>
+LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, const Mask& rest,
                      float* to) {
   Vector sum[rows] = {};
   int64_t c = 0;
@@ -43,24 +51,68 @@ LLGA_INLINE void dot(const T* from, int64_t columns, const float* factor, const 
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
-    const auto& s = sum[row];
-    to[row] = ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+    to[row] = sumOf(sum[row]);
+  }
+}
+
+// Likewise of bfloat16; `factor` as inHalves() made it. A register holds an even and an odd column
+// in 32 bits, which need no shuffling to become float32.
+template <int64_t rows>
+LLGA_INLINE void dot(const Bfloat16* from, int64_t columns, const float* factor, float* to) {
+  Vector even[rows] = {};
+  Vector odd[rows] = {};
+  for (int64_t c = 0; c < columns; c += kTwice) {
+    const auto for_even = loadVector(factor + c);
+    const auto for_odd = loadVector(factor + c + kVectorWidth);
+    const bool whole = c + kTwice <= columns;
+    for (int64_t row = 0; row < rows; ++row) {
+      Bits both = {};
+      if (whole) {
+        std::memcpy(&both, from + row * columns + c, sizeof(both));
+      } else {
+        std::memcpy(&both, from + row * columns + c,
+                    static_cast<size_t>(columns - c) * sizeof(Bfloat16));
+      }
+      even[row] += reinterpret_cast<Vector>(both << 16U) * for_even;
+      odd[row] += reinterpret_cast<Vector>(both & 0xFFFF0000U) * for_odd;
+    }
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    to[row] = sumOf(even[row] + odd[row]);
+  }
+}
+
+// Of each kTwice numbers the even ones, then the odd ones; zeros behind the last.
+void inHalves(const float* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i += kTwice) {
+    for (int64_t k = 0; k < kTwice; ++k) {
+      const auto column = i + k % kVectorWidth * 2 + k / kVectorWidth;
+      to[i + k] = column < count ? from[column] : 0;
+    }
   }
 }
 
 // to[row] = sum of from[row][.] * factor[.]
-template <typename T>
-[[LLGA_AVX2]] void dotRows(const T* from, int64_t rows, int64_t columns, const float* factor,
+[[LLGA_AVX2]] void dotRows(const Bfloat16* from, int64_t rows, int64_t columns, const float* factor,
+                           float* to) {
+  constexpr int64_t kRows = 4;
+  int64_t row = 0;
+  for (; row + kRows <= rows; row += kRows) {
+    dot<kRows>(from + row * columns, columns, factor, to + row);
+  }
+  for (; row < rows; ++row) {
+    dot<1>(from + row * columns, columns, factor, to + row);
+  }
+}
+
+[[LLGA_AVX2]] void dotRows(const float* from, int64_t rows, int64_t columns, const float* factor,
                            float* to) {
   constexpr int64_t kRows = 6;
   if (columns < kVectorWidth) {
     for (int64_t row = 0; row < rows; ++row) {
-      T numbers[kVectorWidth] = {};
-      std::memcpy(numbers, from + row * columns, static_cast<size_t>(columns) * sizeof(T));
-      const auto wide = loadVector(numbers);
       float sum = 0;
       for (int64_t c = 0; c < columns; ++c) {
-        sum += wide[c] * factor[c];
+        sum += from[row * columns + c] * factor[c];
       }
       to[row] = sum;
     }
@@ -119,7 +171,11 @@ void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
 
 void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier, int64_t grain) {
-  multiply(matrix, bias, rows, columns, vector, result, rectifier, grain);
+  const auto whole = at::round_up(columns, kTwice);
+  const auto memory = arena()->allocate(static_cast<size_t>(whole) * sizeof(float));
+  auto* halves = static_cast<float*>(memory.get());
+  inHalves(vector, columns, halves);
+  multiply(matrix, bias, rows, columns, halves, result, rectifier, grain);
 }
 
 #undef LLGA_AVX2
