@@ -29,7 +29,7 @@ def set_fpmath_mode(mode: FpmathMode) -> FpmathMode:
     """Lets float32 convolutions and matrix products compute in a narrower type.
 
     Tensors, weights and results stay float32; oneDNN may convert operands of convolutions and
-    matrix products to the named type where that is faster (AMX, AVX-512 BF16). Other modes than
+    matrix products to the named type where that is faster (AMX). Other modes than
     "strict" cost accuracy: about 3 significant digits remain with "bf16". On a processor without
     such instructions nothing changes. Acts on all groups of the process, all threads, from their
     next call on; groups compile anew for another mode. `llga_fuser.compile(..., fpmath_mode=...)`

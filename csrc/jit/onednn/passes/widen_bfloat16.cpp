@@ -75,6 +75,10 @@ at::Tensor narrowed(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat ? x.to(at::kBFloat16) : x;
 }
 
+at::Tensor widened(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
+}
+
 void registerCasts() {
   static const torch::jit::RegisterOperators registration(
       {torch::jit::Operator(
@@ -87,14 +91,13 @@ void registerCasts() {
                          "expected a tensor of data type BFloat16, as the other operand of a "
                          "convolution or matrix product has, got ",
                          x.scalar_type());
-             torch::jit::push(stack, is ? x.to(at::kFloat) : x);
+             torch::jit::push(stack, widened(x));
            },
            c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
            "llga::as_float(Tensor(a) x) -> Tensor(a)",
            [](Stack& stack) {
-             const auto x = torch::jit::pop(stack).toTensor();
-             torch::jit::push(stack, x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x);
+             torch::jit::push(stack, widened(torch::jit::pop(stack).toTensor()));
            },
            c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
@@ -324,14 +327,15 @@ class Widening {
                        [&](Value* operand) { return aliases_->mayContainAlias(result, operand); });
   }
 
-  // Eager's autocast rounds what PyTorch computes of a product, be it in a group's fallback.
-  Value* keptFloat(Value* result) {
-    auto* kept = graph_->insertNode(graph_->create(asFloatKind(), 1));
-    kept->copyMetadata(result->node());
-    kept->output()->setType(result->type());
-    result->replaceAllUsesWith(kept->output());
-    kept->addInput(result);
-    return kept->output();
+  // Puts an op whose result is of `dtype` between `value`, which `node` makes, and all its readers.
+  Node* putBehind(Value* value, Node* node, Symbol kind, at::ScalarType dtype) {
+    auto* cast = graph_->insertNode(graph_->create(kind, 1));
+    cast->copyMetadata(node);
+    cast->output()->setType(value->type());
+    setDtype(cast->output(), dtype);
+    value->replaceAllUsesWith(cast->output());
+    cast->addInput(value);
+    return cast;
   }
 
   // Rounds where `reason` is of bfloat16, or anyway if that is null.
@@ -346,17 +350,16 @@ class Widening {
     }
     const auto results = resultsOf(node).vec();
     const WithInsertPoint guard(results.back()->node()->next());
-    const bool cast = isProduct(node) || node->kind() == aten::scaled_dot_product_attention;
-    for (auto* made : results) {
-      setDtype(made, at::kFloat);
-      auto* result = within_autocast_ && cast ? keptFloat(made) : made;
+    // Eager's autocast rounds what PyTorch computes of a product, be it in a group's fallback.
+    const bool rounded =
+        within_autocast_ && (isProduct(node) || node->kind() == aten::scaled_dot_product_attention);
+    for (auto* result : results) {
+      setDtype(result, at::kFloat);
+      if (rounded) {
+        result = putBehind(result, node, asFloatKind(), at::kFloat)->output();
+      }
       auto* narrow =
-          graph_->insertNode(graph_->create(reason != nullptr ? narrowAsKind() : narrowKind(), 1));
-      narrow->copyMetadata(node);
-      narrow->output()->setType(result->type());
-      setDtype(narrow->output(), at::kBFloat16);
-      result->replaceAllUsesWith(narrow->output());
-      narrow->addInput(result);
+          putBehind(result, node, reason != nullptr ? narrowAsKind() : narrowKind(), at::kBFloat16);
       if (reason != nullptr) {
         narrow->addInput(reason);
       }
