@@ -3483,13 +3483,17 @@ def test_linear_of_one_row_with_special_values(activation: str) -> None:
 
 
 class Rows(NamedTuple):
-    """A linear layer: size of the data, outputs, and how it is written down."""
+    """A linear layer, or of images a pointwise convolution: size of the data, outputs, and how it
+    is written down; and for which instruction sets it has a kernel of our own.
+    """
 
     size: tuple[int, ...]
     outputs: int
     code: str = "self.l(x)"
     bias: bool = True
-    own: bool = True
+    own: str = "avx2 avx512"
+    threads: int = 2
+    options: tuple[tuple[str, int], ...] = ()  # of the convolution
 
 
 ROWS = {
@@ -3497,38 +3501,76 @@ ROWS = {
     "odd": Rows((13, 7), 41),
     "one_output": Rows((50, 33), 1),
     "one_input": Rows((9, 1), 20),
-    "many_rows": Rows((2, 300, 40), 72, code="F.relu(self.l(x))"),
-    "blocks": Rows((1000, 16), 50, bias=False),
-    "batch": Rows((3, 2, 17, 64), 48, code="F.relu(self.l(x) + y)"),
-    "skip_before": Rows((197, 96), 100, code="y + self.l(x)"),
+    "many_rows": Rows((2, 300, 40), 72, code="F.relu(self.l(x))", own="avx2"),
+    "many_rows_of_many_inputs": Rows((3, 200, 200), 45, code="F.relu(self.l(x))"),
+    "too_many_rows": Rows((1025, 192), 30, own="avx2"),
+    "blocks": Rows((1000, 16), 50, bias=False, own="avx2"),
+    "parts": Rows((128, 1500), 70, code="F.relu(self.l(x) + y)"),
+    "parts_of_blocks": Rows((390, 1700), 33, code="F.gelu(self.l(x))"),
+    "parts_without_bias": Rows((9, 5003), 40, code="F.hardtanh(self.l(x), 0, 6)", bias=False),
+    "many_threads": Rows((50, 100), 70, code="F.relu(self.l(x) + y)", threads=9),
+    "more_threads_than_panels": Rows((300, 200), 20, code="self.l(x) + y", threads=7),
+    "batch": Rows((3, 2, 16, 64), 48, code="F.relu(self.l(x) + y)"),
+    "skip_before": Rows((197, 200), 100, code="y + self.l(x)"),
     "skip_without_bias": Rows((20, 96), 31, code="self.l(x) + y", bias=False),
+    "relu6": Rows((20, 96), 31, code="F.relu6(self.l(x))"),
+    "hardswish": Rows((20, 96), 31, code="F.hardswish(self.l(x))"),
     "gelu": Rows((60, 96), 100, code="F.gelu(self.l(x))"),
+    "few_of_gelu": Rows((8, 96), 10, code="F.gelu(self.l(x))"),
     "of_matmul": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v"),
     "of_matmul_and_skip": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v + y"),
-    "few_rows": Rows((7, 30), 16, own=False),
-    "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u"),
+    "few_rows": Rows((7, 30), 16, own="avx512"),
+    # For AVX-512 oneDNN computes both at once.
+    "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u", own="avx2"),
+    "images": Rows((1, 512, 7, 9), 260, own="avx512"),
+    "images_and_relu": Rows((2, 400, 5, 7), 333, code="F.relu(self.l(x))", own="avx512"),
+    "images_and_relu6": Rows((1, 512, 7, 7), 256, code="F.relu6(self.l(x))", own="avx512"),
+    "images_and_silu": Rows((1, 512, 7, 7), 256, code="F.silu(self.l(x))", own="avx512"),
+    "images_and_skip": Rows(
+        (1, 512, 7, 7), 256, code="F.relu(self.l(x) + y)", bias=False, own="avx512"
+    ),
+    "one_pixel_and_skip": Rows((1, 512, 1, 1), 256, code="F.relu(self.l(x) + y)", own="avx512"),
+    "pixels": Rows((30, 512, 1, 1), 256, own="avx512"),
+    "large_images": Rows((1, 512, 20, 11), 256, own=""),
+    "images_of_few_channels": Rows((1, 256, 7, 7), 256, own=""),
+    "strided": Rows((1, 512, 7, 7), 256, own="", options=(("stride", 2),)),
+    "padded": Rows((1, 512, 7, 7), 256, own="", options=(("padding", 1),)),
+    "groups": Rows((1, 1024, 7, 7), 1024, own="", options=(("groups", 4),)),
 }
 
 
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("case", ROWS)
 def test_linear_of_many_rows(case: str) -> None:
-    """It has a kernel of our own on processors with AVX2, whose weights lie in panels."""
+    """It has a kernel of our own, whose weights lie in panels."""
     c = ROWS[case]
-    inputs = c.size[-1]
+    torch.set_num_threads(c.threads)
+    images = len(c.size) == 4 and c.size[1] > 2
+    inputs = c.size[1 if images else -1]
+    linear: nn.Module
+    if images:
+        linear = nn.Conv2d(inputs, c.outputs, 1, bias=c.bias, **dict(c.options))
+    else:
+        linear = nn.Linear(inputs, c.outputs, bias=c.bias)
     m = net(
         c.code,
         "x, y",
-        l=nn.Linear(inputs, c.outputs, bias=c.bias),
+        l=linear,
         w=torch.randn(inputs, c.outputs),
         v=torch.randn(c.outputs),
         u=torch.randn(c.size[-2], 1),
     ).eval()
-    x, y = torch.randn(c.size), torch.randn(*c.size[:-1], c.outputs)
+    x = torch.randn(c.size)
+    if images:
+        m, x = (a.to(memory_format=torch.channels_last) for a in (m, x))
+    with torch.no_grad():
+        y = torch.randn_like(linear(x))
     check(m, [x, y], groups=1)
     groups = llga_fuser.report(m, x, y, rounds=1).groups
-    own = any(p.implementation == "llga_gemm:avx2" for g in groups for p in g.primitives)
-    assert own == (c.own and has_avx2_kernels())
+    found = {p.implementation for g in groups for p in g.primitives}
+    isa = "avx2" if has_avx2_kernels() else "avx512" if has_own_kernels() else "none"
+    own = {f"llga_gemm:{isa}"} if isa in c.own.split() else set()
+    assert {name for name in found if name.startswith("llga_gemm")} == own
 
 
 @pytest.mark.usefixtures("all_threads")
@@ -3544,15 +3586,16 @@ def test_linear_of_changing_rows() -> None:
             x = torch.randn(rows, 40)
             for _ in range(3):
                 assert_same(script(x), m(x))
-    if has_avx2_kernels():
+    if has_own_kernels():
         panels = 4 * (64 * 40 + 32 * 50)
         assert panels <= llga_fuser.cache_info().packed_bytes - before <= 3 * panels
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
-def test_linear_of_many_rows_with_special_values(value: float) -> None:
-    m = net("F.relu(self.l(x))", l=nn.Linear(45, 20)).eval()
-    x = torch.randn(31, 45)
+@pytest.mark.parametrize("inputs", [45, 2500])
+def test_linear_of_many_rows_with_special_values(inputs: int, value: float) -> None:
+    m = net("F.relu(self.l(x))", l=nn.Linear(inputs, 20)).eval()
+    x = torch.randn(31, inputs)
     with torch.no_grad():
         m.l.weight[::2, 7] = 0
         m.l.weight[3, 2] = math.inf
@@ -3560,7 +3603,7 @@ def test_linear_of_many_rows_with_special_values(value: float) -> None:
         script = to_script(m, [x])
         for _ in range(3):
             assert_same(script(x), m(x))
-        for place in (0, 7, 44):
+        for place in (0, 7, inputs - 1):
             y = x.clone()
             y[30, place] = value
             assert_same(script(y), m(y))

@@ -5,8 +5,10 @@
 //
 // A tile of kRows x kPanel results stays in registers for all of its inputs; the source is read in
 // place. The weights of a panel, that the second level of cache holds, meet all rows of a block
-// before those of another do; meanwhile the next panel is fetched from memory. Copies of the source
-// made nothing faster.
+// before those of another do; meanwhile the next panel is fetched from memory. Rows of many inputs
+// are multiplied part by part, so that those of a block stay in that cache too. Copies of the
+// source made nothing faster.
+#include "jit/onednn/runtime/fetch_ahead.h"
 #include "jit/onednn/runtime/gemm_blocks.h"
 #include "jit/onednn/runtime/rectified.h"
 #include "jit/onednn/runtime/vector.h"
@@ -19,8 +21,8 @@ constexpr int64_t kWidth = Simd::kWidth;
 constexpr int64_t kPanel = 2 * kWidth;
 constexpr int kRows = Simd::kRows;
 constexpr int64_t kBlock = 192;  // rows
-constexpr int64_t kAhead = 96;   // inputs whose weights are on their way, where rows are few
 constexpr int64_t kDepth = 256;  // inputs that are added up alone: one long sum would round more
+constexpr int64_t kResident = 3 << 16;  // numbers that the second level of cache keeps
 
 // Inputs that a lane adds up in one instruction.
 template <typename T>
@@ -86,7 +88,7 @@ struct Column {
   int64_t inputs;
   int64_t stride;  // from row to row of the result and the addend
   int64_t last;    // outputs of the last vector
-  const W* next;   // a panel to fetch, or null
+  FetchAhead& ahead;
   Rectifier rectifier;
   int64_t pieces;
   int64_t piece_stride;
@@ -95,26 +97,29 @@ struct Column {
 // Adds the products of `depth` inputs.
 template <int rows, int vectors, typename T, typename W>
 LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, int64_t stride,
-                                   const W* weight, int64_t depth) {
+                                   const W* weight, int64_t depth, FetchAhead& ahead) {
+  constexpr int64_t kInputs = FetchAhead::kSteps * kTogether<T>;
 #pragma GCC unroll 1
-  for (int64_t i = 0; i < depth; i += kTogether<T>) {  // unrolled, sums would be moved to memory
-    V factors[vectors];
-    if constexpr (sizeof(W) < sizeof(T)) {
-      __builtin_prefetch(weight + kAhead * kPanel);
-    }
-#pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) {
-      factors[v] = loadFactors<T>(weight + v * kWidth * kTogether<T>);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
+  for (int64_t first = 0; first < depth; first += kInputs) {
+    ahead.fetch();
+    const auto count = depth - first < kInputs ? depth - first : kInputs;
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < count; i += kTogether<T>) {  // unrolled, sums would be moved to memory
+      V factors[vectors];
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
-        sums[r][v] = addProducts(source + r * stride, factors[v], sums[r][v]);
+        factors[v] = loadFactors<T>(weight + v * kWidth * kTogether<T>);
       }
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) {
+          sums[r][v] = addProducts(source + r * stride, factors[v], sums[r][v]);
+        }
+      }
+      source += kTogether<T>;
+      weight += kPanel * kTogether<T>;
     }
-    source += kTogether<T>;
-    weight += kPanel * kTogether<T>;
   }
 }
 
@@ -123,11 +128,9 @@ void multiply(const Column<T, R, W>& c, int64_t tiles) {
   const auto* start = c.source;
   const auto* addend = c.addend;
   auto* result = c.result;
-  const auto* next = c.next;
-  const auto* next_end = next != nullptr ? next + c.inputs * kPanel : nullptr;
+  auto ahead = c.ahead;  // in registers
   const auto inputs = c.inputs / c.pieces;
   const auto blocks = (inputs + kDepth - 1) / kDepth;
-  const auto lines = c.inputs / (tiles * c.pieces * blocks * kTogether<T>)+1;
   const bool whole = c.last == kWidth;
   auto take = [&](const auto* from, int v) {
     return whole || v + 1 < vectors ? load(from + v * kWidth)
@@ -149,15 +152,11 @@ void multiply(const Column<T, R, W>& c, int64_t tiles) {
     bool alone = true;  // what is added up next goes to the sums themselves
     for (int64_t p = 0; p < c.pieces; ++p, piece += c.piece_stride) {
       for (int64_t block = 0; block < blocks; ++block) {
-        for (int64_t i = 0; i < lines && next < next_end; ++i) {
-          __builtin_prefetch(next, 0, 2);
-          next += kPanel * kTogether<T>;
-        }
         const auto first = block * kDepth;
         const auto depth = inputs - first < kDepth ? inputs - first : kDepth;
         const auto* source = piece + first;
         if (alone) {
-          accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth);
+          accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth, ahead);
           alone = c.inputs <= kDepth;
           weight += depth * kPanel;
           continue;
@@ -170,7 +169,7 @@ void multiply(const Column<T, R, W>& c, int64_t tiles) {
             more[r][v] = Simd::zero();
           }
         }
-        accumulate<rows, vectors>(more, source, c.source_stride, weight, depth);
+        accumulate<rows, vectors>(more, source, c.source_stride, weight, depth, ahead);
         weight += depth * kPanel;
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
@@ -204,6 +203,7 @@ void multiply(const Column<T, R, W>& c, int64_t tiles) {
       addend += rows * c.stride;
     }
   }
+  c.ahead = ahead;
 }
 
 template <typename T, typename R, typename W>
@@ -220,39 +220,79 @@ struct UpTo<T, R, W, vectors, 0, rows...> {
 // `tiles` of `rows` rows from `row` on, by the outputs of the panel from `o` on, `outputs` of them.
 template <typename T, typename R, typename W>
 void runRows(const ProblemOf<T, R, W>& p, int64_t row, int64_t rows, int64_t tiles, int64_t o,
-             int64_t outputs, const W* next) {
+             int64_t outputs, FetchAhead& ahead) {
   const auto at = row * p.outputs + o;
   const bool one = outputs <= kWidth;
   const auto* kernels = one ? UpTo<T, R, W, 1, kRows>::kernels : UpTo<T, R, W, 2, kRows>::kernels;
   kernels[rows - 1](
       {p.source + row * p.source_stride, p.source_stride, p.weight + o / kPanel * p.weight_stride,
        p.bias != nullptr ? p.bias + o : nullptr, p.addend != nullptr ? p.addend + at : nullptr,
-       p.result + at, p.inputs, p.outputs, one ? outputs : outputs - kWidth, next, p.rectifier,
+       p.result + at, p.inputs, p.outputs, one ? outputs : outputs - kWidth, ahead, p.rectifier,
        p.pieces, p.piece_stride},
       tiles);
+}
+
+// Rows that stay in a cache. `then`: weights that are needed afterwards, or null.
+template <typename T, typename R, typename W>
+void runBlock(const ProblemOf<T, R, W>& p, const Task& task, const W* then) {
+  const auto tiles = (task.rows + kRows - 1) / kRows;
+  const auto size = task.rows / tiles;
+  const auto larger = task.rows % tiles;
+  const auto larger_end = task.first_row + larger * (size + 1);
+  const auto end = task.first_output + task.outputs;
+  constexpr auto kStep = static_cast<int64_t>(kPanel * kTogether<T> * sizeof(W));
+  const auto panel_bytes = static_cast<int64_t>(p.inputs * kPanel * sizeof(W));
+  // Panel by panel, so that the weights of each are read from memory once.
+  for (auto o = task.first_output; o < end; o += kPanel) {
+    const auto outputs = end - o < kPanel ? end - o : kPanel;
+    const auto* next = o + kPanel < end ? p.weight + (o / kPanel + 1) * p.weight_stride : then;
+    FetchAhead ahead(next, panel_bytes, kStep, tiles);
+    if (larger > 0) {
+      runRows(p, task.first_row, size + 1, larger, o, outputs, ahead);
+    }
+    runRows(p, larger_end, size, tiles - larger, o, outputs, ahead);
+  }
+}
+
+// Parts of all inputs that are multiplied one after the other: results, which are read again, have
+// to be as exact as sums, and one source in a piece.
+template <typename R>
+int64_t parts(int64_t rows, int64_t inputs, int64_t pieces) {
+  const auto most = kResident / (rows + 2 * kPanel);
+  return pieces == 1 && sizeof(R) == sizeof(float) ? (inputs + most - 1) / most : 1;
 }
 
 template <typename T, typename R, typename W = T>
 void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
   const auto blocks = (task.rows + kBlock - 1) / kBlock;
+  const auto parts = gemm::parts<R>(task.rows / blocks, p.inputs, p.pieces);
+  constexpr int64_t kMultiple = 16;  // inputs that are read together
+  const auto part_inputs = p.inputs / parts / kMultiple * kMultiple;
+  const auto* weight = p.weight + task.first_output / kPanel * p.weight_stride;
   for (int64_t block = 0; block < blocks; ++block) {  // of nearly the same size, as their tiles
     const auto row = task.first_row + task.rows * block / blocks;
     const auto rows = task.first_row + task.rows * (block + 1) / blocks - row;
-    const auto tiles = (rows + kRows - 1) / kRows;
-    const auto size = rows / tiles;
-    const auto larger = rows % tiles;
-    // Panel by panel, so that the weights of each are read from memory once.
-    const auto end = task.first_output + task.outputs;
-    for (auto o = task.first_output; o < end; o += kPanel) {
-      const auto outputs = end - o < kPanel ? end - o : kPanel;
-      // Later blocks find them in a cache.
-      const bool more = sizeof(W) == sizeof(T) && block == 0 && o + kPanel < end;
-      const W* next = more ? p.weight + (o / kPanel + 1) * p.weight_stride : nullptr;
-      if (larger > 0) {
-        runRows(p, row, size + 1, larger, o, outputs, next);
-        next = nullptr;
+    const Task of_block{row, rows, task.first_output, task.outputs};
+    const W* then = block + 1 < blocks ? weight : nullptr;
+    if (parts == 1) {
+      runBlock(p, of_block, then);
+      continue;
+    }
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto first = part * part_inputs;
+      const bool last = part + 1 == parts;
+      auto of_part = p;
+      of_part.inputs = last ? p.inputs - first : part_inputs;
+      of_part.source += first;
+      of_part.weight += first * kPanel;
+      if (part > 0) {
+        of_part.bias = nullptr;
+        of_part.addend = p.result;
       }
-      runRows(p, row + larger * (size + 1), size, tiles - larger, o, outputs, next);
+      if (!last) {
+        of_part.rectifier = Rectifier::none;
+      }
+      runBlock(of_part, of_block, last ? then : weight + (first + part_inputs) * kPanel);
     }
   }
 }

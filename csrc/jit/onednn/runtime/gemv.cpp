@@ -56,9 +56,11 @@ LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, co
 }
 
 // Likewise of bfloat16; `factor` as inHalves() made it. A register holds an even and an odd column
-// in 32 bits, which need no shuffling to become float32.
+// in 32 bits, which need no shuffling to become float32. What lies `ahead` numbers further is
+// fetched: unlike those of float32, such rows are too short for the processor to find out itself.
 template <int64_t rows>
-LLGA_INLINE void dot(const Bfloat16* from, int64_t columns, const float* factor, float* to) {
+LLGA_INLINE void dot(const Bfloat16* from, int64_t columns, const float* factor, float* to,
+                     int64_t ahead) {
   Vector even[rows] = {};
   Vector odd[rows] = {};
   for (int64_t c = 0; c < columns; c += kTwice) {
@@ -66,6 +68,7 @@ LLGA_INLINE void dot(const Bfloat16* from, int64_t columns, const float* factor,
     const auto for_odd = loadVector(factor + c + kVectorWidth);
     const bool whole = c + kTwice <= columns;
     for (int64_t row = 0; row < rows; ++row) {
+      __builtin_prefetch(from + row * columns + c + ahead);
       Bits both = {};
       if (whole) {
         std::memcpy(&both, from + row * columns + c, sizeof(both));
@@ -98,10 +101,11 @@ void inHalves(const float* from, int64_t count, float* to) {
   constexpr int64_t kRows = 4;
   int64_t row = 0;
   for (; row + kRows <= rows; row += kRows) {
-    dot<kRows>(from + row * columns, columns, factor, to + row);
+    const bool more = row + 2 * kRows <= rows;
+    dot<kRows>(from + row * columns, columns, factor, to + row, more ? kRows * columns : 0);
   }
   for (; row < rows; ++row) {
-    dot<1>(from + row * columns, columns, factor, to + row);
+    dot<1>(from + row * columns, columns, factor, to + row, 0);
   }
 }
 

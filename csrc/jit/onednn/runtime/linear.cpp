@@ -5,6 +5,7 @@
 #include <c10/util/bit_cast.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "jit/onednn/runtime/engine.h"
 
@@ -51,7 +52,7 @@ template <typename W>
 void Linear::runAs(const Data& data,
                    void (*run)(const gemm::ProblemOf<float, float, W>&, const gemm::Task&)) const {
   constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
-  constexpr int64_t kFewRows = 256;     // then each thread takes some outputs of all of them
+  const auto panel = kernels().panel;
   const gemm::ProblemOf<float, float, W> problem{rows,
                                                  inputs,
                                                  outputs,
@@ -59,24 +60,41 @@ void Linear::runAs(const Data& data,
                                                  data.source,
                                                  inputs,
                                                  static_cast<const W*>(data.weight),
-                                                 inputs * kernels().panel,
+                                                 inputs * panel,
                                                  data.bias,
                                                  data.addend,
                                                  data.result};
   const auto panels = weightSizes()[0];
-  const bool by_outputs = rows <= kFewRows;
-  const auto units = by_outputs ? panels : rows;
   const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
-  const auto parts = std::clamp<int64_t>(wanted, 1, units);
-  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
-    const auto from = units * first / parts;
-    const auto to = units * last / parts;
-    const gemm::Task task =
-        by_outputs ? gemm::Task{0, rows, from * kernels().panel,
-                                std::min(to * kernels().panel, outputs) - from * kernels().panel}
-                   : gemm::Task{from, to - from, 0, outputs};
-    run(problem, task);
+  const auto [row_parts, panel_parts] = divided(std::max<int64_t>(wanted, 1), panels);
+  at::parallel_for(0, row_parts * panel_parts, 1, [&](int64_t first, int64_t last) {
+    for (; first < last; ++first) {
+      const auto row_part = first / panel_parts;
+      const auto panel_part = first % panel_parts;
+      const auto row = rows * row_part / row_parts;
+      const auto output = panels * panel_part / panel_parts * panel;
+      const auto end = std::min(panels * (panel_part + 1) / panel_parts * panel, outputs);
+      run(problem, {row, rows * (row_part + 1) / row_parts - row, output, end - output});
+    }
   });
+}
+
+std::array<int64_t, 2> Linear::divided(int64_t most, int64_t panels) const {
+  constexpr int64_t kFewRows = 256;  // all of them stay in a cache, while weights are read once
+  const bool by_outputs = rows <= kFewRows;
+  std::array<int64_t, 2> best{1, 1};
+  auto least = std::numeric_limits<int64_t>::max();
+  for (int64_t i = 1; i <= most; ++i) {
+    const auto row_parts = std::min(by_outputs ? i : most / i, rows);
+    const auto panel_parts = std::min(most / row_parts, panels);
+    const auto largest =
+        ((rows + row_parts - 1) / row_parts) * ((panels + panel_parts - 1) / panel_parts);
+    if (largest < least) {
+      least = largest;
+      best = {row_parts, panel_parts};
+    }
+  }
+  return best;
 }
 
 bool NarrowLinear::hasKernels() { return usesAmx(); }

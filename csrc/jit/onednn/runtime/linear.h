@@ -1,8 +1,9 @@
-// Linear layers of float32 data with constant weights, an addend and ReLU, on processors with AVX2
-// or AVX-512.
+// Linear layers and pointwise convolutions of float32 data with constant weights, an addend and an
+// activation, on processors with AVX2 or AVX-512.
 //
 // oneDNN's gemm for AVX2 copies weights to panels in each call, or reads them where they lie with a
-// cache miss a row. Here they lie in panels, once and for all.
+// cache miss a row. Here they lie in panels, once and for all. Its kernels for AVX-512 wait for
+// weights that are in no cache; these fetch the next ones.
 //
 // Few rows do next to nothing but read the weight: where all its numbers are of bfloat16, as in a
 // model of bfloat16 that is computed in float32, half of their bytes will do, on both.
@@ -15,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -57,6 +59,8 @@ struct Linear {
   void run(const Data& data) const;
 
  private:
+  // Into how many parts of rows and of panels the work is divided: up to `most` together.
+  std::array<int64_t, 2> divided(int64_t most, int64_t panels) const;
   template <typename W>
   void runAs(const Data& data,
              void (*run)(const gemm::ProblemOf<float, float, W>&, const gemm::Task&)) const;

@@ -272,6 +272,23 @@ bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph, at::ScalarT
          op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0};
 }
 
+// Whether a product of float32 is expected to be faster than oneDNN's.
+bool paysGemm(int64_t rows, int64_t inputs, int64_t outputs, bool image) {
+  if (ownAvx2Kernels()) {
+    constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
+    return !image && rows >= kFewest;
+  }
+  // oneDNN's kernels for AVX-512 wait for weights which are in no cache; of more rows, those that
+  // have few inputs or are many are as fast, and so are most convolutions.
+  constexpr int64_t kFewRows = 100;
+  constexpr int64_t kMostRows = 1024;
+  constexpr int64_t kFewInputs = 192;
+  constexpr int64_t kMostPixels = 200;
+  constexpr int64_t kLargeWeight = 1 << 17;  // numbers
+  return image ? rows <= kMostPixels && inputs * outputs >= kLargeWeight
+               : rows <= kFewRows || (rows <= kMostRows && inputs >= kFewInputs);
+}
+
 }  // namespace
 
 bool isSet(const OpSpec& op, Attr flag) {
@@ -466,37 +483,44 @@ std::optional<Activation> activationFrom(const Ops& ops, size_t& i, const Operan
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way) {
   const auto& product = *ops[0];
   const bool asked = way == Way::gemm;
-  if ((!asked && way != Way::usual) || !ownKernelsAnywhere() || product.kind() != OpKind::MatMul ||
-      isSet(product, Attr::transpose_a) || isSet(product, Attr::transpose_b)) {
+  const bool image = isPointwise(product, graph, at::kFloat);
+  if ((!asked && way != Way::usual) || !ownKernelsAnywhere() ||
+      (!image && (product.kind() != OpKind::MatMul || isSet(product, Attr::transpose_a) ||
+                  isSet(product, Attr::transpose_b)))) {
     return std::nullopt;
   }
   auto isFloat = [](const Operand& operand) {
     return operand.dtype == at::kFloat && operand.sizes && !operand.sizes->empty();
   };
   auto isConstant = [&](const Operand& operand) { return graph.operands.at(operand.id).constant; };
-  const auto& inputs = product.inputs();
-  const auto& data = inputs[0];
-  const auto& weight = inputs[1];
-  if (!isFloat(data) || !isFloat(weight) || !isConstant(weight) || weight.sizes->size() != 2 ||
-      data.sizes->back() != (*weight.sizes)[0]) {
+  const auto& operands = product.inputs();
+  const auto& data = operands[0];
+  const auto& weight = operands[1];
+  if (!isFloat(data) || !isFloat(weight) || !isConstant(weight) ||
+      weight.sizes->size() != (image ? 4 : 2)) {
     return std::nullopt;
   }
-  const auto outputs = (*weight.sizes)[1];
+  const auto inputs = (*weight.sizes)[image ? 1 : 0];
+  const auto outputs = (*weight.sizes)[image ? 0 : 1];
+  if (data.sizes->end()[image ? -3 : -1] != inputs) {
+    return std::nullopt;
+  }
   auto isBias = [&](const Operand& operand) {
     return isFloat(operand) && isConstant(operand) && operand.sizes->back() == outputs &&
            c10::multiply_integers(*operand.sizes) == outputs;
   };
-  FoundLinear found{c10::multiply_integers(*data.sizes) / data.sizes->back(),
+  FoundLinear found{image,
+                    c10::multiply_integers(*data.sizes) / inputs,
                     data,
                     weight,
                     {},
                     {},
                     product.outputs()[0]};
-  if (inputs.size() == 3) {
-    if (!isBias(inputs[2])) {
+  if (operands.size() == 3) {
+    if (!isBias(operands[2])) {
       return std::nullopt;
     }
-    found.bias = inputs[2];
+    found.bias = operands[2];
   }
   for (size_t i = 1; i < ops.size(); ++i) {
     const auto& op = *ops[i];
@@ -504,30 +528,29 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
       return std::nullopt;
     }
     if (const auto* term = addedTo(found.result, op)) {
-      if (!found.bias && !found.addend && isBias(*term)) {
+      if (!image && !found.bias && !found.addend && isBias(*term)) {
         found.bias = *term;
       } else if (!found.addend && isFloat(*term) && !isConstant(*term) &&
                  term->sizes == found.result.sizes) {
-        found.addend = term->id;
+        found.addend = *term;
       } else {
         return std::nullopt;
       }
-    } else if (op.kind() == OpKind::ReLU && op.inputs()[0].id == found.result.id) {
-      found.rectifier = Rectifier::relu;
-    } else if (op.kind() == OpKind::HardSwish && op.inputs()[0].id == found.result.id) {
-      found.rectifier = Rectifier::hardswish;
     } else {
-      found.activation = activationFrom(ops, i, found.result);
-      if (!found.activation) {
-        return std::nullopt;
+      if (op.inputs()[0].id == found.result.id) {
+        found.rectifier = rectifierOf(op);
+      }
+      if (found.rectifier == Rectifier::none) {
+        found.activation = activationFrom(ops, i, found.result);
+        if (!found.activation) {
+          return std::nullopt;
+        }
       }
     }
     found.result = ops[i]->outputs()[0];
   }
-  constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
-  const bool row = found.rows == 1 && !found.addend;
-  const bool rows = asked || (ownAvx2Kernels() && found.rows >= kFewest);
-  found.if_narrow = (!row && !rows) || found.activation;
+  const bool row = !image && found.rows == 1 && !found.addend;
+  found.if_narrow = !asked && !row && !paysGemm(found.rows, inputs, outputs, image);
   const bool few = found.rows <= Linear::kFewRows;
   return isFloat(found.result) && (!found.if_narrow || few) ? std::optional(found) : std::nullopt;
 }

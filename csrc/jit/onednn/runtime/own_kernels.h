@@ -90,13 +90,14 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
 // the order of channels last, which its kernels take: two to four large planes each.
 bool isConvolutionOfPlanes(const Ops& ops, const Layout& images);
 
-// A linear layer, and maybe an addition and an activation.
+// A linear layer or pointwise convolution, and maybe an addition and an activation.
 struct FoundLinear {
+  bool image;
   int64_t rows;
   Operand data;
-  Operand weight;  // inputs x outputs
+  Operand weight;  // inputs x outputs; of a convolution the other way round
   std::optional<Operand> bias;
-  std::optional<size_t> addend;  // a value like the result
+  std::optional<Operand> addend;  // like the result
   Operand result;
   Rectifier rectifier = Rectifier::none;
   std::optional<Activation> activation = {};  // behind it
@@ -104,7 +105,7 @@ struct FoundLinear {
 };
 
 // Of float32 data with constant parameters, where oneDNN is slow or `way` asks for it; nothing for
-// other partitions and other ways. Data, addend and result have to be contiguous.
+// other partitions and other ways. Rows have to be contiguous, images channels last.
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way);
 
 struct FoundNarrowLinear {

@@ -244,57 +244,55 @@ class OwnSteps {
         step, strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes)));
   }
 
-  // A step for a linear layer. False for any other partition.
+  // A step for a linear layer or pointwise convolution of float32 numbers. False for any other
+  // partition.
   bool linear(const Ops& ops, Way way) {
     const auto found = llga::linear(ops, draft_.lowered, way);
-    if (!found || !draft_.knownSlot(found->data.id) ||
-        !isContiguous(draft_.inputLayout(found->data.id)) ||
-        (found->addend && (!draft_.knownSlot(*found->addend) ||
-                           !isContiguous(draft_.inputLayout(*found->addend))))) {
+    if (!found) {
       return false;
     }
     const auto& result = found->result;
-    const auto strides = c10::TensorType::contiguousStridesOf(*result.sizes);
-    if (!draft_.mayHaveStrides(result.id, strides)) {
+    const auto strides = rowStrides(found->image, found->data, found->addend, result);
+    if (!strides) {
+      return false;
+    }
+    const auto weight = draft_.constantTensor(found->weight.id);
+    const auto matrix = found->image ? weight.flatten(1).t() : weight;  // inputs x outputs
+    const bool releasable = findReleasable(weight) != nullptr;
+    const bool narrow = found->rows <= Linear::kFewRows && !releasable && Linear::isNarrow(weight);
+    const bool one = found->rows == 1 && !found->addend;
+    const bool row = one && matrix.t().is_contiguous();
+    const Linear kernel{found->rows, matrix.size(0), matrix.size(1), found->rectifier, narrow};
+    if (!narrow && (found->if_narrow || (one && !row))) {
+      return false;
+    }
+    if (!row && (releasable || !(narrow || way == Way::gemm || isStrict(found->data)))) {
       return false;
     }
     Plan::Step step;
     bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
-    const auto weight = draft_.constantTensor(found->weight.id);
-    const auto inputs = weight.size(0);
-    const auto outputs = weight.size(1);
-    const bool releasable = findReleasable(weight) != nullptr;
-    const bool narrow = found->rows <= Linear::kFewRows && !releasable && Linear::isNarrow(weight);
-    const bool row = found->rows == 1 && !found->addend && weight.t().is_contiguous();
-    const Linear kernel{found->rows, inputs, outputs, found->rectifier, narrow};
-    if (!narrow && (found->if_narrow || (found->rows == 1 && !found->addend && !row))) {
-      return false;
-    }
-    if (releasable && !row) {
-      return false;
-    }
     if (row && !narrow) {
-      bind(step, draft_.keep(weight),
-           strided(found->weight.id, at::kFloat, {inputs, outputs}, {1, inputs},
+      bind(step, draft_.keep(matrix),
+           strided(found->weight.id, at::kFloat, matrix.sizes().vec(), matrix.strides().vec(),
                    /*constant=*/true));
     } else {
-      auto panels = transformWeight(weight, row ? Shape{outputs, inputs} : kernel.weightSizes(),
-                                    narrow ? at::kBFloat16 : at::kFloat, [&](const at::Tensor& to) {
+      const auto sizes = row ? matrix.t().sizes().vec() : kernel.weightSizes();
+      auto packed = transformWeight(weight, sizes, narrow ? at::kBFloat16 : at::kFloat,
+                                    [&](const at::Tensor& to) {
                                       if (row) {
-                                        to.copy_(weight.t());
+                                        to.copy_(matrix.t());
                                       } else {
-                                        Linear::toPanels(weight, to);
+                                        Linear::toPanels(matrix, to);
                                       }
                                     });
-      bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
-      draft_.plan->packed.push_back(std::move(panels));
+      bind(step, draft_.constantSlot(packed->data()), draft_.inputLayout(found->weight.id));
+      draft_.plan->packed.push_back(std::move(packed));
     }
-    size_t bias = 0;
-    if (found->bias) {
-      bias = bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id));
-    }
-    const auto addend = bindAddend(step, found->addend, result);
-    draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, strides));
+    const auto bias =
+        found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
+    const auto addend =
+        bindAddend(step, found->addend ? std::optional(found->addend->id) : std::nullopt, result);
+    draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, *strides));
     step.kernel = {[kernel, row, bias, addend, activation = found->activation](auto from, auto to) {
                      auto data = [&](size_t i) {
                        return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
@@ -317,7 +315,7 @@ class OwnSteps {
                        activate(*activation, result, result, kernel.rows * kernel.outputs);
                      }
                    },
-                   "matmul",
+                   found->image ? "convolution" : "matmul",
                    fmt::format("llga_{}{}:{}", row ? "gemv" : "gemm", narrow ? "_bf16_weight" : "",
                                row ? "avx2" : Linear::kernels().name)};
     draft_.plan->steps.push_back(std::move(step));

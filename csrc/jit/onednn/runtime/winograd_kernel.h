@@ -14,6 +14,7 @@
 // times as large. (Lavin, Gray: Fast Algorithms for Convolutional Neural Networks; Barabasz et al.:
 // Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks.)
 #include "jit/onednn/runtime/activations.h"
+#include "jit/onednn/runtime/fetch_ahead.h"
 #include "jit/onednn/runtime/vector.h"
 #include "jit/onednn/runtime/winograd_tiles.h"
 
@@ -169,8 +170,9 @@ void transformTile(const ProblemOf<T>& p, const Position<T>& at, T* copy, float*
 
 // `rows` tiles by one panel: sums over the inputs.
 template <int rows>
-void multiply(const float* tiles, const float* panel, int64_t inputs, float* sums,
-              int64_t sums_row) {
+void multiply(const float* tiles, const float* panel, int64_t inputs, float* sums, int64_t sums_row,
+              FetchAhead& rest) {
+  auto ahead = rest;  // in registers
   V left[rows];
   V right[rows];
 #pragma GCC unroll 16
@@ -178,16 +180,22 @@ void multiply(const float* tiles, const float* panel, int64_t inputs, float* sum
     left[r] = Simd::zero();
     right[r] = Simd::zero();
   }
-  for (int64_t i = 0; i < inputs; ++i, panel += kPanel) {
-    const auto first = Simd::load(panel);
-    const auto second = Simd::load(panel + kWidth);
+  static_assert(kWidth % FetchAhead::kSteps == 0);  // and so are the inputs
+  for (int64_t i = 0; i < inputs; i += FetchAhead::kSteps) {
+    ahead.fetch();
+#pragma GCC unroll 1
+    for (int64_t step = 0; step < FetchAhead::kSteps; ++step, ++tiles, panel += kPanel) {
+      const auto first = Simd::load(panel);
+      const auto second = Simd::load(panel + kWidth);
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-      const auto number = Simd::broadcast(tiles[r * inputs + i]);
-      left[r] = Simd::fmadd(number, first, left[r]);
-      right[r] = Simd::fmadd(number, second, right[r]);
+      for (int r = 0; r < rows; ++r) {
+        const auto number = Simd::broadcast(tiles[r * inputs]);
+        left[r] = Simd::fmadd(number, first, left[r]);
+        right[r] = Simd::fmadd(number, second, right[r]);
+      }
     }
   }
+  rest = ahead;
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     Simd::store(sums + r * sums_row, left[r]);
@@ -195,7 +203,7 @@ void multiply(const float* tiles, const float* panel, int64_t inputs, float* sum
   }
 }
 
-using Multiply = void (*)(const float*, const float*, int64_t, float*, int64_t);
+using Multiply = void (*)(const float*, const float*, int64_t, float*, int64_t, FetchAhead&);
 
 template <int count, int... rows>
 struct UpTo : UpTo<count - 1, count, rows...> {};
@@ -314,17 +322,30 @@ void runTiles(const ProblemOf<T>& p, const Task& task, float* scratch) {
   }
   const auto parts = (task.tiles + kRows - 1) / kRows;
   const auto end = task.first_output + task.outputs;
+  const auto panel_size = kPanel * p.inputs;
+  auto panelOf = [&](int64_t point, int64_t output) {
+    return p.weight + (point * inPanels(p.outputs) + output) * p.inputs;
+  };
   for (auto output = task.first_output; output < end; output += kChunk) {
     const auto count = end - output < kChunk ? end - output : kChunk;
     const auto sums_row = inPanels(count);
     for (int64_t point = 0; point < all; ++point) {
       for (int64_t o = 0; o < count; o += kPanel) {
-        const auto* panel = p.weight + (point * inPanels(p.outputs) + output + o) * p.inputs;
+        const auto* panel = panelOf(point, output + o);
+        const float* next = nullptr;
+        if (o + kPanel < count) {
+          next = panel + panel_size;
+        } else if (point + 1 < all) {
+          next = panelOf(point + 1, output);
+        } else if (output + kChunk < end) {
+          next = panelOf(0, output + kChunk);
+        }
+        FetchAhead ahead(next, panel_size * sizeof(float), kPanel * sizeof(float), parts);
         const auto* tiles = transformed + point * point_size;
         auto* to = sums + point * task.tiles * sums_row + o;
         for (int64_t part = 0; part < parts; ++part) {  // of nearly the same size
           const auto rows = task.tiles / parts + (part < task.tiles % parts ? 1 : 0);
-          UpTo<kRows>::kernels[rows - 1](tiles, panel, p.inputs, to, sums_row);
+          UpTo<kRows>::kernels[rows - 1](tiles, panel, p.inputs, to, sums_row, ahead);
           tiles += rows * p.inputs;
           to += rows * sums_row;
         }
