@@ -3522,6 +3522,18 @@ ROWS = {
     "few_rows": Rows((7, 30), 16, own="avx512"),
     # For AVX-512 oneDNN computes both at once.
     "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u", own="avx2"),
+    "heads": Rows((2, 20, 64), 48, code="self.l(x).view(2, 20, 4, 12).transpose(1, 2)"),
+    "heads_of_relu": Rows(
+        (2, 20, 64), 48, code="F.relu(self.l(x)).view(2, 20, 4, 12).permute(2, 0, 3, 1)"
+    ),
+    "view_of_gelu": Rows((2, 20, 64), 48, code="F.gelu(self.l(x)).view(40, 6, 1, 8)"),
+    "relu_of_heads": Rows(
+        (2, 20, 64), 48, code="F.relu(self.l(x).view(2, 20, 4, 12).transpose(1, 2))"
+    ),
+    "heads_of_sum": Rows(
+        (2, 20, 64), 48, code="(self.l(x) + y).view(2, 20, 4, 12).transpose(1, 2)"
+    ),
+    "copied": Rows((2, 20, 64), 48, code="self.l(x).transpose(0, 1).reshape(40, 48)", own=""),
     "images": Rows((1, 512, 7, 9), 260, own="avx512"),
     "images_and_relu": Rows((2, 400, 5, 7), 333, code="F.relu(self.l(x))", own="avx512"),
     "images_and_relu6": Rows((1, 512, 7, 7), 256, code="F.relu6(self.l(x))", own="avx512"),

@@ -257,7 +257,7 @@ void runBlock(const ProblemOf<T, R, W>& p, const Task& task, const W* then) {
 // Parts of all inputs that are multiplied one after the other: results, which are read again, have
 // to be as exact as sums, and one source in a piece.
 template <typename R>
-int64_t parts(int64_t rows, int64_t inputs, int64_t pieces) {
+int64_t partsOf(int64_t rows, int64_t inputs, int64_t pieces) {
   const auto most = kResident / (rows + 2 * kPanel);
   return pieces == 1 && sizeof(R) == sizeof(float) ? (inputs + most - 1) / most : 1;
 }
@@ -265,19 +265,19 @@ int64_t parts(int64_t rows, int64_t inputs, int64_t pieces) {
 template <typename T, typename R, typename W = T>
 void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
   const auto blocks = (task.rows + kBlock - 1) / kBlock;
-  const auto parts = gemm::parts<R>(task.rows / blocks, p.inputs, p.pieces);
-  constexpr int64_t kMultiple = 16;  // inputs that are read together
-  const auto part_inputs = p.inputs / parts / kMultiple * kMultiple;
   const auto* weight = p.weight + task.first_output / kPanel * p.weight_stride;
   for (int64_t block = 0; block < blocks; ++block) {  // of nearly the same size, as their tiles
     const auto row = task.first_row + task.rows * block / blocks;
     const auto rows = task.first_row + task.rows * (block + 1) / blocks - row;
     const Task of_block{row, rows, task.first_output, task.outputs};
     const W* then = block + 1 < blocks ? weight : nullptr;
+    const auto parts = partsOf<R>(rows, p.inputs, p.pieces);
     if (parts == 1) {
       runBlock(p, of_block, then);
       continue;
     }
+    constexpr int64_t kMultiple = 16;  // inputs that are read together
+    const auto part_inputs = p.inputs / parts / kMultiple * kMultiple;
     for (int64_t part = 0; part < parts; ++part) {
       const auto first = part * part_inputs;
       const bool last = part + 1 == parts;

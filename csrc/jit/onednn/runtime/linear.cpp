@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 
@@ -74,7 +75,12 @@ void Linear::runAs(const Data& data,
       const auto row = rows * row_part / row_parts;
       const auto output = panels * panel_part / panel_parts * panel;
       const auto end = std::min(panels * (panel_part + 1) / panel_parts * panel, outputs);
-      run(problem, {row, rows * (row_part + 1) / row_parts - row, output, end - output});
+      const auto end_row = rows * (row_part + 1) / row_parts;
+      run(problem, {row, end_row - row, output, end - output});
+      for (auto r = row; activation && r < end_row; ++r) {  // while they are in this core's cache
+        auto* results = data.result + r * outputs + output;
+        vector_loops::functions<float>().activate(*activation, results, results, end - output);
+      }
     }
   });
 }
@@ -92,6 +98,9 @@ std::array<int64_t, 2> Linear::divided(int64_t most, int64_t panels) const {
     if (largest < least) {
       least = largest;
       best = {row_parts, panel_parts};
+    }
+    if (least * most <= rows * panels) {
+      break;  // none is smaller
     }
   }
   return best;

@@ -33,7 +33,8 @@ struct Linear {
   int64_t inputs;
   int64_t outputs;
   Rectifier rectifier;
-  bool narrow_weight = false;  // it is of bfloat16
+  bool narrow_weight = false;                 // it is of bfloat16
+  std::optional<Activation> activation = {};  // behind all else
 
   static constexpr int64_t kFewRows = 24;  // that are faster with such a weight
 
@@ -72,7 +73,7 @@ struct NarrowLinear {
   int64_t inputs = 0;
   int64_t outputs = 0;
   Rectifier rectifier = Rectifier::none;
-  std::optional<Activation> activation = {};  // behind it
+  std::optional<Activation> activation = {};  // behind all else
 
   struct Data {
     const Bfloat16* source;

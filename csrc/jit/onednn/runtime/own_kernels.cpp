@@ -272,6 +272,28 @@ bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph, at::ScalarT
          op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0};
 }
 
+// Strides of what a view or a transposition makes of `value` without moving a number, where that
+// has these; nothing for other ops.
+std::optional<Shape> movedStrides(const OpSpec& op, const Operand& value, const Shape& strides) {
+  auto contiguous = [](const Operand& operand) {
+    return c10::TensorType::contiguousStridesOf(*operand.sizes);
+  };
+  if (op.inputs()[0].id != value.id || !op.outputs()[0].sizes) {
+    return std::nullopt;
+  }
+  if (op.kind() == OpKind::StaticReshape && strides == contiguous(value)) {
+    return contiguous(op.outputs()[0]);
+  }
+  if (op.kind() == OpKind::StaticTranspose) {
+    Shape permuted;
+    for (const auto dim : op.get_attr<Shape>(Attr::order)) {
+      permuted.push_back(strides.at(static_cast<size_t>(dim)));
+    }
+    return permuted;
+  }
+  return std::nullopt;
+}
+
 // Whether a product of float32 is expected to be faster than oneDNN's.
 bool paysGemm(int64_t rows, int64_t inputs, int64_t outputs, bool image) {
   if (ownAvx2Kernels()) {
@@ -524,7 +546,18 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
   }
   for (size_t i = 1; i < ops.size(); ++i) {
     const auto& op = *ops[i];
-    if (found.rectifier != Rectifier::none || found.activation) {
+    const auto strides = found.moved.empty()
+                             ? c10::TensorType::contiguousStridesOf(*found.result.sizes)
+                             : found.moved;
+    if (auto moved = movedStrides(op, found.result, strides)) {
+      if (image || found.addend) {
+        return std::nullopt;
+      }
+      found.moved = std::move(*moved);
+      found.result = op.outputs()[0];
+      continue;
+    }
+    if (found.rectifier != Rectifier::none || found.activation || !found.moved.empty()) {
       return std::nullopt;
     }
     if (const auto* term = addedTo(found.result, op)) {

@@ -101,6 +101,8 @@ struct FoundLinear {
   Operand result;
   Rectifier rectifier = Rectifier::none;
   std::optional<Activation> activation = {};  // behind it
+  // Strides of the result, if views and transpositions are behind all else; else empty.
+  Shape moved = {};
   bool if_narrow = false;  // only with a weight whose numbers are all of bfloat16
 };
 

@@ -252,7 +252,7 @@ class OwnSteps {
       return false;
     }
     const auto& result = found->result;
-    const auto strides = rowStrides(found->image, found->data, found->addend, result);
+    const auto strides = rowStrides(found->image, found->data, found->addend, result, found->moved);
     if (!strides) {
       return false;
     }
@@ -262,7 +262,8 @@ class OwnSteps {
     const bool narrow = found->rows <= Linear::kFewRows && !releasable && Linear::isNarrow(weight);
     const bool one = found->rows == 1 && !found->addend;
     const bool row = one && matrix.t().is_contiguous();
-    const Linear kernel{found->rows, matrix.size(0), matrix.size(1), found->rectifier, narrow};
+    const Linear kernel{found->rows,      matrix.size(0), matrix.size(1),
+                        found->rectifier, narrow,         found->activation};
     if (!narrow && (found->if_narrow || (one && !row))) {
       return false;
     }
@@ -293,7 +294,7 @@ class OwnSteps {
     const auto addend =
         bindAddend(step, found->addend ? std::optional(found->addend->id) : std::nullopt, result);
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, *strides));
-    step.kernel = {[kernel, row, bias, addend, activation = found->activation](auto from, auto to) {
+    step.kernel = {[kernel, row, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) {
                        return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
                      };
@@ -303,6 +304,9 @@ class OwnSteps {
                        constexpr int64_t kGrain = 1 << 16;  // threads may have to be woken
                        gemv(matrix, data(bias), kernel.outputs, kernel.inputs, source, result,
                             kernel.rectifier, kGrain);
+                       if (kernel.activation) {
+                         activate(*kernel.activation, result, result, kernel.outputs);
+                       }
                      };
                      if (!row) {
                        kernel.run({source, from[1], data(bias), data(addend), result});
@@ -310,9 +314,6 @@ class OwnSteps {
                        multiply(static_cast<const Bfloat16*>(from[1]));
                      } else {
                        multiply(data(1));
-                     }
-                     if (activation) {
-                       activate(*activation, result, result, kernel.rows * kernel.outputs);
                      }
                    },
                    found->image ? "convolution" : "matmul",
@@ -619,10 +620,11 @@ class OwnSteps {
   }
 
   // Strides of the result of a linear layer or, of images, a pointwise convolution, where all are
-  // dense rows; nothing where they are not, or the result may not have such.
+  // dense rows; nothing where they are not, or the result may not have such. `moved`: those of rows
+  // that are the result by views and transpositions, or empty.
   std::optional<Shape> rowStrides(bool image, const Operand& data,
-                                  const std::optional<Operand>& addend,
-                                  const Operand& result) const {
+                                  const std::optional<Operand>& addend, const Operand& result,
+                                  const Shape& moved = {}) const {
     // Of one pixel, rows are images in both orders.
     const bool rows = !image || (*data.sizes)[2] * (*data.sizes)[3] == 1;
     const auto isDense = [&](const Operand& value) {
@@ -641,7 +643,8 @@ class OwnSteps {
         return last;
       }
     }
-    const auto strides = c10::TensorType::contiguousStridesOf(*result.sizes);
+    const auto strides =
+        moved.empty() ? c10::TensorType::contiguousStridesOf(*result.sizes) : moved;
     return rows && draft_.mayHaveStrides(result.id, strides) ? std::optional(strides)
                                                              : std::nullopt;
   }
