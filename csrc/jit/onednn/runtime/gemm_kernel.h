@@ -23,6 +23,7 @@ constexpr int kRows = Simd::kRows;
 constexpr int64_t kBlock = 192;  // rows
 constexpr int64_t kDepth = 256;  // inputs that are added up alone: one long sum would round more
 constexpr int64_t kResident = 3 << 16;  // numbers that the second level of cache keeps
+constexpr int64_t kNear = 1 << 16;      // of a weight that is there already
 
 // Inputs that a lane adds up in one instruction.
 template <typename T>
@@ -98,13 +99,13 @@ struct Column {
 template <int rows, int vectors, typename T, typename W>
 LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, int64_t stride,
                                    const W* weight, int64_t depth, FetchAhead& ahead) {
-  constexpr int64_t kInputs = FetchAhead::kSteps * kTogether<T>;
+  int64_t count = 0;
 #pragma GCC unroll 1
-  for (int64_t first = 0; first < depth; first += kInputs) {
+  for (auto left = depth / kTogether<T>; left > 0; left -= count) {
+    count = ahead.steps(left);
     ahead.fetch();
-    const auto count = depth - first < kInputs ? depth - first : kInputs;
 #pragma GCC unroll 1
-    for (int64_t i = 0; i < count; i += kTogether<T>) {  // unrolled, sums would be moved to memory
+    for (int64_t i = 0; i < count; ++i) {  // unrolled, sums would be moved to memory
       V factors[vectors];
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
@@ -246,7 +247,7 @@ void runBlock(const ProblemOf<T, R, W>& p, const Task& task, const W* then) {
   for (auto o = task.first_output; o < end; o += kPanel) {
     const auto outputs = end - o < kPanel ? end - o : kPanel;
     const auto* next = o + kPanel < end ? p.weight + (o / kPanel + 1) * p.weight_stride : then;
-    FetchAhead ahead(next, panel_bytes, kStep, tiles);
+    FetchAhead ahead(p.inputs * p.outputs > kNear ? next : nullptr, panel_bytes, kStep, tiles);
     if (larger > 0) {
       runRows(p, task.first_row, size + 1, larger, o, outputs, ahead);
     }

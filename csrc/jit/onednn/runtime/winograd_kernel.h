@@ -180,11 +180,12 @@ void multiply(const float* tiles, const float* panel, int64_t inputs, float* sum
     left[r] = Simd::zero();
     right[r] = Simd::zero();
   }
-  static_assert(kWidth % FetchAhead::kSteps == 0);  // and so are the inputs
-  for (int64_t i = 0; i < inputs; i += FetchAhead::kSteps) {
+  int64_t count = 0;
+  for (auto inputs_left = inputs; inputs_left > 0; inputs_left -= count) {
+    count = ahead.steps(inputs_left);
     ahead.fetch();
 #pragma GCC unroll 1
-    for (int64_t step = 0; step < FetchAhead::kSteps; ++step, ++tiles, panel += kPanel) {
+    for (int64_t i = 0; i < count; ++i, ++tiles, panel += kPanel) {
       const auto first = Simd::load(panel);
       const auto second = Simd::load(panel + kWidth);
 #pragma GCC unroll 16
