@@ -159,8 +159,8 @@ const Operand* addedTo(const Operand& value, const OpSpec& op) {
 
 // What a partition does behind its convolution.
 struct Behind {
-  bool silu;                     // before the addition
-  std::optional<size_t> addend;  // a value of the data's type like the result
+  bool silu;                      // before the addition
+  std::optional<Operand> addend;  // like the result
   Rectifier rectifier = Rectifier::none;
   Operand result;
 };
@@ -182,7 +182,7 @@ std::optional<Behind> behindConvolution(const Ops& ops) {
         addend->sizes != found.result.sizes) {
       return std::nullopt;
     }
-    found.addend = addend->id;
+    found.addend = *addend;
     found.result = ops[known++]->outputs()[0];
   }
   if (known < ops.size() && ops[known]->inputs()[0].id == found.result.id) {
@@ -272,19 +272,20 @@ bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph, at::ScalarT
          op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0};
 }
 
-// Strides of what a view or a transposition makes of `value` without moving a number, where that
-// has these; nothing for other ops.
-std::optional<Shape> movedStrides(const OpSpec& op, const Operand& value, const Shape& strides) {
+// Strides of what a view or a transposition makes of `value` without moving a number; nothing for
+// other ops. `moved`: the value's strides, or empty if it is contiguous.
+std::optional<Shape> movedStrides(const OpSpec& op, const Operand& value, const Shape& moved) {
   auto contiguous = [](const Operand& operand) {
     return c10::TensorType::contiguousStridesOf(*operand.sizes);
   };
   if (op.inputs()[0].id != value.id || !op.outputs()[0].sizes) {
     return std::nullopt;
   }
-  if (op.kind() == OpKind::StaticReshape && strides == contiguous(value)) {
+  if (op.kind() == OpKind::StaticReshape && (moved.empty() || moved == contiguous(value))) {
     return contiguous(op.outputs()[0]);
   }
   if (op.kind() == OpKind::StaticTranspose) {
+    const auto strides = moved.empty() ? contiguous(value) : moved;
     Shape permuted;
     for (const auto dim : op.get_attr<Shape>(Attr::order)) {
       permuted.push_back(strides.at(static_cast<size_t>(dim)));
@@ -546,10 +547,7 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
   }
   for (size_t i = 1; i < ops.size(); ++i) {
     const auto& op = *ops[i];
-    const auto strides = found.moved.empty()
-                             ? c10::TensorType::contiguousStridesOf(*found.result.sizes)
-                             : found.moved;
-    if (auto moved = movedStrides(op, found.result, strides)) {
+    if (auto moved = movedStrides(op, found.result, found.moved)) {
       if (image || found.addend) {
         return std::nullopt;
       }
@@ -694,7 +692,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
           addend.dtype != type || addend.sizes != found.result.sizes) {
         return std::nullopt;
       }
-      found.addend = addend.id;
+      found.addend = addend;
       found.result = ops[next - 1].outputs()[0];
     }
   }

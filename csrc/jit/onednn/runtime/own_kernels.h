@@ -70,7 +70,7 @@ std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const Lower
 template <typename Kernel>
 struct AddedConvolution {
   Kernel kernel;
-  std::optional<size_t> addend;  // a value like the result
+  std::optional<Operand> addend;  // like the result
 };
 
 // A convolution, and maybe an addition and ReLU, that takes less time by Winograd's algorithm, or
@@ -133,8 +133,8 @@ struct FoundExpansion {
   // Whose weights and biases it takes.
   const OpSpec* pointwise;
   const OpSpec* depthwise;
-  const OpSpec* projection;      // or null
-  std::optional<size_t> addend;  // a value like the result
+  const OpSpec* projection;       // or null
+  std::optional<Operand> addend;  // like the result
 };
 
 // A whole group that is a pointwise convolution of float32 or bfloat16 images and a depthwise one,

@@ -48,15 +48,14 @@ class OwnSteps {
       return narrowGrouped(*kernel, inputs, weight, result);
     }
     Plan::Step step;
-    step.inputs.emplace_back(*draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    bindData(step, data);
     const auto packed_layout = logical_tensor(inputs[1].id, DataType::f32, kernel->weightSizes(),
                                               kernel->weightStrides(), Property::constant);
     if (const auto releasable = findReleasable(weight)) {
       releasable->pin();
     }
-    auto packed = packWeight(weight.view(kernel->weightSizes()), packed_layout, Placement::aligned);
-    step.inputs.emplace_back(draft_.constantSlot(packed->data()), packed_layout);
-    draft_.plan->packed.push_back(std::move(packed));
+    bindPacked(step, inputs[1],
+               packWeight(weight.view(kernel->weightSizes()), packed_layout, Placement::aligned));
     const auto bias = bindBias(step, inputs);
     addChannelsLastResult(step, result);
     step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
@@ -76,12 +75,8 @@ class OwnSteps {
       return false;
     }
     Plan::Step step;
-    bind(step, *draft_.knownSlot(inputs[0].id), draft_.inputLayout(inputs[0].id));
-    const auto ordered = kernel.narrowWeight(weight);
-    auto packed = transformWeight(weight, ordered.sizes().vec(), at::kBFloat16,
-                                  [&](const at::Tensor& to) { to.copy_(ordered); });
-    bind(step, draft_.constantSlot(packed->data()), draft_.inputLayout(inputs[1].id));
-    draft_.plan->packed.push_back(std::move(packed));
+    bindData(step, inputs[0]);
+    bindOrdered(step, inputs[1], weight, kernel.narrowWeight(weight));
     const auto bias = bindBias(step, inputs);
     addChannelsLastResult(step, result);
     step.kernel = {[kernel, weight, bias](auto from, auto to) {
@@ -116,11 +111,10 @@ class OwnSteps {
     }
     const auto& kernel = found->kernel;
     Plan::Step step;
-    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
-    auto transformed = transformWeight(weight, kernel.weightSizes(), at::kFloat,
-                                       [&](const at::Tensor& to) { kernel.transform(weight, to); });
-    bind(step, draft_.constantSlot(transformed->data()), draft_.inputLayout(inputs[1].id));
-    draft_.plan->packed.push_back(std::move(transformed));
+    bindData(step, data);
+    bindPacked(step, inputs[1],
+               transformWeight(weight, kernel.weightSizes(), at::kFloat,
+                               [&](const at::Tensor& to) { kernel.transform(weight, to); }));
     const auto bias = bindBias(step, inputs);
     const auto addend = bindAddend(step, found->addend, result);
     addChannelsLastResult(step, result);
@@ -159,10 +153,9 @@ class OwnSteps {
     bind(step, *draft_.knownSlot(data.id), layout);
     const auto matrix = kernel.matrix();
     const auto rows = weight.permute({0, 2, 3, 1}).reshape({matrix.outputs, matrix.inputs}).t();
-    auto panels = transformWeight(weight, matrix.weightSizes(), at::kFloat,
-                                  [&](const at::Tensor& to) { Linear::toPanels(rows, to); });
-    bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
-    draft_.plan->packed.push_back(std::move(panels));
+    bindPacked(step, inputs[1],
+               transformWeight(weight, matrix.weightSizes(), at::kFloat,
+                               [&](const at::Tensor& to) { Linear::toPanels(rows, to); }));
     const auto bias = bindBias(step, inputs);
     const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
@@ -177,7 +170,7 @@ class OwnSteps {
   }
 
   // Of a result that may have any, but like an addend; empty if that is not possible.
-  Shape denseStrides(const std::optional<size_t>& addend, const Operand& result) const {
+  Shape denseStrides(const std::optional<Operand>& addend, const Operand& result) const {
     auto last = channelsLastStrides(*result.sizes);
     if (draft_.mayHaveStrides(result.id, last)) {
       return mayAdd(addend, result) ? last : Shape{};
@@ -190,6 +183,26 @@ class OwnSteps {
   static size_t bind(Plan::Step& step, const Slot& slot, const Layout& layout) {
     step.inputs.emplace_back(slot, layout);
     return step.inputs.size() - 1;
+  }
+
+  // What a step reads first.
+  void bindData(Plan::Step& step, const Operand& data) const {
+    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+  }
+
+  // A weight in the order of a kernel of our own.
+  size_t bindPacked(Plan::Step& step, const Operand& weight, PackedWeightPtr packed) {
+    const auto slot = draft_.constantSlot(packed->data());
+    draft_.plan->packed.push_back(std::move(packed));
+    return bind(step, slot, draft_.inputLayout(weight.id));
+  }
+
+  // `ordered`: the numbers of `weight`, as they are or narrower, in that order.
+  size_t bindOrdered(Plan::Step& step, const Operand& operand, const at::Tensor& weight,
+                     const at::Tensor& ordered) {
+    return bindPacked(step, operand,
+                      transformWeight(weight, ordered.sizes().vec(), ordered.scalar_type(),
+                                      [&](const at::Tensor& to) { to.copy_(ordered); }));
   }
 
   // A constant, as dense numbers of float32.
@@ -213,13 +226,16 @@ class OwnSteps {
            draft_.request.fpmath_mode == dnnl::fpmath_mode::strict;
   }
 
-  // What is added to the result, which may take its place; 0 if nothing is.
-  size_t bindAddend(Plan::Step& step, const std::optional<size_t>& addend, const Operand& result) {
+  // What is added to the result, which may take its place unless it is the data, whose rows are
+  // read again; 0 if nothing is.
+  size_t bindAddend(Plan::Step& step, const std::optional<Operand>& addend, const Operand& result) {
     if (!addend) {
       return 0;
     }
-    draft_.inplace[result.id] = *addend;
-    return bind(step, *draft_.knownSlot(*addend), draft_.inputLayout(*addend));
+    if (step.inputs[0].second.get_id() != addend->id) {
+      draft_.inplace[result.id] = addend->id;
+    }
+    return bind(step, *draft_.knownSlot(addend->id), draft_.inputLayout(addend->id));
   }
 
   static bool isChannelsLast(const Layout& layout, const Operand& like) {
@@ -234,9 +250,9 @@ class OwnSteps {
   }
 
   // No addend at all, or one that a kernel for channels-last images can read.
-  bool mayAdd(const std::optional<size_t>& addend, const Operand& result) const {
+  bool mayAdd(const std::optional<Operand>& addend, const Operand& result) const {
     return !addend ||
-           (draft_.knownSlot(*addend) && isChannelsLast(draft_.inputLayout(*addend), result));
+           (draft_.knownSlot(addend->id) && isChannelsLast(draft_.inputLayout(addend->id), result));
   }
 
   void addChannelsLastResult(Plan::Step& step, const Operand& result) {
@@ -271,28 +287,26 @@ class OwnSteps {
       return false;
     }
     Plan::Step step;
-    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    bindData(step, found->data);
     if (row && !narrow) {
       bind(step, draft_.keep(matrix),
            strided(found->weight.id, at::kFloat, matrix.sizes().vec(), matrix.strides().vec(),
                    /*constant=*/true));
     } else {
       const auto sizes = row ? matrix.t().sizes().vec() : kernel.weightSizes();
-      auto packed = transformWeight(weight, sizes, narrow ? at::kBFloat16 : at::kFloat,
-                                    [&](const at::Tensor& to) {
-                                      if (row) {
-                                        to.copy_(matrix.t());
-                                      } else {
-                                        Linear::toPanels(matrix, to);
-                                      }
-                                    });
-      bind(step, draft_.constantSlot(packed->data()), draft_.inputLayout(found->weight.id));
-      draft_.plan->packed.push_back(std::move(packed));
+      bindPacked(step, found->weight,
+                 transformWeight(weight, sizes, narrow ? at::kBFloat16 : at::kFloat,
+                                 [&](const at::Tensor& to) {
+                                   if (row) {
+                                     to.copy_(matrix.t());
+                                   } else {
+                                     Linear::toPanels(matrix, to);
+                                   }
+                                 }));
     }
     const auto bias =
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
-    const auto addend =
-        bindAddend(step, found->addend ? std::optional(found->addend->id) : std::nullopt, result);
+    const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, *strides));
     step.kernel = {[kernel, row, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) {
@@ -555,7 +569,7 @@ class OwnSteps {
       return false;
     }
     Plan::Step step;
-    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    bindData(step, found->data);
     std::array<size_t, 3> weight_at{};
     std::array<size_t, 3> bias_at{};
     const auto& kernel = found->kernel;
@@ -565,22 +579,15 @@ class OwnSteps {
       if (i == 1) {
         weight_at[i] = bindParameter(step, inputs[1], weight.squeeze(1).permute({1, 2, 0}));
       } else {
-        auto panels = transformWeight(
-            weight, kernel.panelSizes(weight.size(1), weight.size(0)), weight.scalar_type(),
-            [&](const at::Tensor& to) { Linear::toPanels(weight.flatten(1).t(), to); });
-        weight_at[i] =
-            bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(inputs[1].id));
-        draft_.plan->packed.push_back(std::move(panels));
+        weight_at[i] = bindPacked(
+            step, inputs[1],
+            transformWeight(
+                weight, kernel.panelSizes(weight.size(1), weight.size(0)), weight.scalar_type(),
+                [&](const at::Tensor& to) { Linear::toPanels(weight.flatten(1).t(), to); }));
       }
       bias_at[i] = bindBias(step, inputs);
     }
-    size_t addend = 0;
-    if (found->addend) {
-      addend = bind(step, *draft_.knownSlot(*found->addend), draft_.inputLayout(*found->addend));
-      if (*found->addend != found->data.id) {
-        draft_.inplace[found->result.id] = *found->addend;
-      }
-    }
+    const auto addend = bindAddend(step, found->addend, found->result);
     addChannelsLastResult(step, found->result);
     step.kernel = {[kernel, weight_at, bias_at, addend](auto from, auto to) {
                      auto data = [&](size_t i) { return i != 0 ? from[i] : nullptr; };
@@ -606,17 +613,6 @@ class OwnSteps {
       return std::nullopt;
     }
     return std::pair(std::move(*sums), std::move(weight));
-  }
-
-  // An 8-bit weight that a kernel of our own reads in another order.
-  size_t bindOrdered(Plan::Step& step, const FoundQuantized& found, const at::Tensor& weight,
-                     const at::Tensor& ordered) {
-    auto packed = transformWeight(weight, ordered.sizes().vec(), at::kChar,
-                                  [&](const at::Tensor& to) { to.copy_(ordered); });
-    const auto at =
-        bind(step, draft_.constantSlot(packed->data()), draft_.inputLayout(found.weight.id));
-    draft_.plan->packed.push_back(std::move(packed));
-    return at;
   }
 
   // Strides of the result of a linear layer or, of images, a pointwise convolution, where all are
@@ -665,17 +661,15 @@ class OwnSteps {
     }
     const auto& kernel = found->kernel;
     Plan::Step step;
-    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
-    auto panels =
+    bindData(step, found->data);
+    bindPacked(
+        step, found->weight,
         transformWeight(weight, kernel.weightSizes(), at::kBFloat16, [&](const at::Tensor& to) {
           Linear::toPanels(found->outputs_last ? weight : weight.flatten(1).t(), to);
-        });
-    bind(step, draft_.constantSlot(panels->data()), draft_.inputLayout(found->weight.id));
-    draft_.plan->packed.push_back(std::move(panels));
+        }));
     const auto bias =
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
-    const auto addend =
-        bindAddend(step, found->addend ? std::optional(found->addend->id) : std::nullopt, result);
+    const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
     step.kernel = {[kernel, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) {
@@ -712,10 +706,9 @@ class OwnSteps {
     auto& kernel = found->kernel;
     kernel.sums = parameters->first;
     Plan::Step step;
-    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
-    bindOrdered(step, found->product, weight, QuantizedLinear::ordered(weight.flatten(1)));
-    const auto addend_at =
-        bindAddend(step, addend ? std::optional(addend->id) : std::nullopt, result);
+    bindData(step, data);
+    bindOrdered(step, found->product.weight, weight, QuantizedLinear::ordered(weight.flatten(1)));
+    const auto addend_at = bindAddend(step, addend, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
     step.kernel = {
         [kernel, addend_at](auto from, auto to) {
@@ -738,8 +731,7 @@ class OwnSteps {
     }
     const auto& data = found->first().data;
     const auto& result = found->last().result;
-    const auto addend =
-        found->last().addend ? std::optional(found->last().addend->id) : std::nullopt;
+    const auto& addend = found->last().addend;
     if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
         !draft_.knownSlot(data.id) || !overChannelsLast(data, result) || !mayAdd(addend, result)) {
       return false;
@@ -756,21 +748,15 @@ class OwnSteps {
       }
     }
     Plan::Step step;
-    bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+    bindData(step, data);
     std::array<size_t, QuantizedBlock::kMost> weight_at{};
     for (size_t i = 0; i < weights.size(); ++i) {
       if (found->parts[i]) {
-        weight_at[i] =
-            bindOrdered(step, *found->parts[i], weights[i], QuantizedBlock::ordered(i, weights[i]));
+        weight_at[i] = bindOrdered(step, found->parts[i]->weight, weights[i],
+                                   QuantizedBlock::ordered(i, weights[i]));
       }
     }
-    size_t addend_at = 0;
-    if (addend) {
-      addend_at = bind(step, *draft_.knownSlot(*addend), draft_.inputLayout(*addend));
-      if (*addend != data.id) {  // whose rows are read again
-        draft_.inplace[result.id] = *addend;
-      }
-    }
+    const auto addend_at = bindAddend(step, addend, result);
     addChannelsLastResult(step, result);
     step.kernel = {
         [kernel, weight_at, addend_at](auto from, auto to) {
@@ -804,7 +790,7 @@ class OwnSteps {
       return false;
     }
     Plan::Step step;
-    bind(step, *draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    bindData(step, found->data);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
     step.kernel = {[kernel = found->kernel](auto from, auto to) { kernel.run(from[0], to[0]); },
                    "pooling", "llga_mean"};
@@ -822,7 +808,7 @@ class OwnSteps {
       return false;
     }
     Plan::Step step;
-    step.inputs.emplace_back(*draft_.knownSlot(found->data.id), draft_.inputLayout(found->data.id));
+    bindData(step, found->data);
     auto bind = [&](const OpSpec& convolution, size_t input) {
       if (input >= convolution.inputs().size()) {
         return size_t{0};  // no bias
