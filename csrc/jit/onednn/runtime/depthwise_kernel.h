@@ -51,12 +51,14 @@ void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) 
       }
     }
   }
+  rectify(sums, row.rectifier);
+  const auto stride_to = row.result_stride;
+  auto* to = row.result + x * stride_to + c;
 #pragma GCC unroll 8
-  for (int p = 0; p < pixels; ++p) {
+  for (int p = 0; p < pixels; ++p, to += stride_to) {
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
-      Simd::store(row.result + (x + p) * row.result_stride + c + v * kWidth,
-                  rectified(sums[p][v], row.rectifier));
+      Simd::store(to + v * kWidth, sums[p][v]);
     }
   }
 }

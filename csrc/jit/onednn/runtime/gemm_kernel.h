@@ -124,85 +124,116 @@ LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, i
   }
 }
 
+// Vector `v` of `vectors`, of which the last has `last` numbers unless all are `whole`.
+template <bool whole, int vectors, typename R>
+LLGA_VECTOR_INLINE V take(const R* from, int v, int64_t last) {
+  return whole || v + 1 < vectors ? load(from + v * kWidth) : loadFirst(from + v * kWidth, last);
+}
+
+template <bool whole, int rows, int vectors, typename R>
+LLGA_VECTOR_INLINE void addRows(Sums<rows, vectors>& sums, const R* addend, int64_t stride,
+                                int64_t last) {
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r, addend += stride) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) {
+      sums[r][v] = Simd::add(sums[r][v], take<whole, vectors>(addend, v, last));
+    }
+  }
+}
+
+template <bool whole, int rows, int vectors, typename R>
+LLGA_VECTOR_INLINE void storeRows(const Sums<rows, vectors>& sums, R* result, int64_t stride,
+                                  int64_t last) {
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r, result += stride) {
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) {
+      if (whole || v + 1 < vectors) {
+        store(result + v * kWidth, sums[r][v]);
+      } else {
+        storeFirst(result + v * kWidth, sums[r][v], last);
+      }
+    }
+  }
+}
+
+// Adds the products of all inputs of rows that lie in pieces, or have many inputs.
 template <int rows, int vectors, typename T, typename R, typename W>
-void multiply(const Column<T, R, W>& c, int64_t tiles) {
+LLGA_VECTOR_INLINE void accumulateInParts(Sums<rows, vectors>& sums, const T* piece,
+                                          const Column<T, R, W>& c, FetchAhead& ahead) {
+  const auto inputs = c.inputs / c.pieces;
+  const auto* weight = c.weight;
+  bool alone = true;  // what is added up next goes to the sums themselves
+  for (int64_t p = 0; p < c.pieces; ++p, piece += c.piece_stride) {
+    for (int64_t first = 0; first < inputs; first += kDepth) {
+      const auto depth = inputs - first < kDepth ? inputs - first : kDepth;
+      const auto* source = piece + first;
+      if (alone) {
+        accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth, ahead);
+        alone = c.inputs <= kDepth;
+        weight += depth * kPanel;
+        continue;
+      }
+      Sums<rows, vectors> more;
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) {
+          more[r][v] = Simd::zero();
+        }
+      }
+      accumulate<rows, vectors>(more, source, c.source_stride, weight, depth, ahead);
+      weight += depth * kPanel;
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; ++v) {
+          sums[r][v] = Simd::add(sums[r][v], more[r][v]);
+        }
+      }
+    }
+  }
+}
+
+// `deep`: rows lie in pieces, or have more than kDepth inputs.
+template <bool deep, int rows, int vectors, typename T, typename R, typename W>
+void multiply(const Column<T, R, W>& column, int64_t tiles) {
+  const auto c = column;  // what is written might be the column's members, for all that is known
   const auto* start = c.source;
   const auto* addend = c.addend;
   auto* result = c.result;
   auto ahead = c.ahead;  // in registers
-  const auto inputs = c.inputs / c.pieces;
-  const auto blocks = (inputs + kDepth - 1) / kDepth;
   const bool whole = c.last == kWidth;
-  auto take = [&](const auto* from, int v) {
-    return whole || v + 1 < vectors ? load(from + v * kWidth)
-                                    : loadFirst(from + v * kWidth, c.last);
-  };
   for (; tiles > 0; --tiles) {
     Sums<rows, vectors> sums;
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
-      const auto bias = c.bias != nullptr ? take(c.bias, v) : Simd::zero();
+      const auto bias = c.bias == nullptr ? Simd::zero()
+                        : whole           ? take<true, vectors>(c.bias, v, c.last)
+                                          : take<false, vectors>(c.bias, v, c.last);
+      auto* to = result + v * (kPanel - 1);
 #pragma GCC unroll 16
-      for (int r = 0; r < rows; ++r) {
-        __builtin_prefetch(result + r * c.stride + v * (kPanel - 1), 1);
+      for (int r = 0; r < rows; ++r, to += c.stride) {
+        __builtin_prefetch(to, 1);
         sums[r][v] = bias;
       }
     }
-    const auto* piece = start;
-    const auto* weight = c.weight;
-    bool alone = true;  // what is added up next goes to the sums themselves
-    for (int64_t p = 0; p < c.pieces; ++p, piece += c.piece_stride) {
-      for (int64_t block = 0; block < blocks; ++block) {
-        const auto first = block * kDepth;
-        const auto depth = inputs - first < kDepth ? inputs - first : kDepth;
-        const auto* source = piece + first;
-        if (alone) {
-          accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth, ahead);
-          alone = c.inputs <= kDepth;
-          weight += depth * kPanel;
-          continue;
-        }
-        Sums<rows, vectors> more;
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-          for (int v = 0; v < vectors; ++v) {
-            more[r][v] = Simd::zero();
-          }
-        }
-        accumulate<rows, vectors>(more, source, c.source_stride, weight, depth, ahead);
-        weight += depth * kPanel;
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-          for (int v = 0; v < vectors; ++v) {
-            sums[r][v] = Simd::add(sums[r][v], more[r][v]);
-          }
-        }
-      }
+    if constexpr (deep) {
+      accumulateInParts<rows, vectors>(sums, start, c, ahead);
+    } else {
+      accumulate<rows, vectors>(sums, start, c.source_stride, c.weight, c.inputs, ahead);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) {
-        auto sum = sums[r][v];
-        if (addend != nullptr) {
-          sum = Simd::add(sum, take(addend + r * c.stride, v));
-        }
-        sum = rectified(sum, c.rectifier);
-        auto* to = result + r * c.stride + v * kWidth;
-        if (whole || v + 1 < vectors) {
-          store(to, sum);
-        } else {
-          storeFirst(to, sum, c.last);
-        }
-      }
-    }
-    start += rows * c.source_stride;
-    result += rows * c.stride;
     if (addend != nullptr) {
+      whole ? addRows<true>(sums, addend, c.stride, c.last)
+            : addRows<false>(sums, addend, c.stride, c.last);
       addend += rows * c.stride;
     }
+    rectify(sums, c.rectifier);
+    whole ? storeRows<true>(sums, result, c.stride, c.last)
+          : storeRows<false>(sums, result, c.stride, c.last);
+    start += rows * c.source_stride;
+    result += rows * c.stride;
   }
   c.ahead = ahead;
 }
@@ -210,26 +241,34 @@ void multiply(const Column<T, R, W>& c, int64_t tiles) {
 template <typename T, typename R, typename W>
 using Multiply = void (*)(const Column<T, R, W>&, int64_t);
 
-template <typename T, typename R, typename W, int vectors, int count, int... rows>
-struct UpTo : UpTo<T, R, W, vectors, count - 1, count, rows...> {};
+template <typename T, typename R, typename W, bool deep, int vectors, int count, int... rows>
+struct UpTo : UpTo<T, R, W, deep, vectors, count - 1, count, rows...> {};
 
-template <typename T, typename R, typename W, int vectors, int... rows>
-struct UpTo<T, R, W, vectors, 0, rows...> {
-  static constexpr Multiply<T, R, W> kernels[] = {multiply<rows, vectors, T, R, W>...};
+template <typename T, typename R, typename W, bool deep, int vectors, int... rows>
+struct UpTo<T, R, W, deep, vectors, 0, rows...> {
+  static constexpr Multiply<T, R, W> kernels[] = {multiply<deep, rows, vectors, T, R, W>...};
 };
+
+// For up to so many outputs; kernels[i] is for i + 1 rows.
+template <bool deep, typename T, typename R, typename W>
+const Multiply<T, R, W>* kernelsFor(int64_t outputs) {
+  return outputs <= kWidth ? UpTo<T, R, W, deep, 1, kRows>::kernels
+                           : UpTo<T, R, W, deep, 2, kRows>::kernels;
+}
 
 // `tiles` of `rows` rows from `row` on, by the outputs of the panel from `o` on, `outputs` of them.
 template <typename T, typename R, typename W>
 void runRows(const ProblemOf<T, R, W>& p, int64_t row, int64_t rows, int64_t tiles, int64_t o,
              int64_t outputs, FetchAhead& ahead) {
   const auto at = row * p.outputs + o;
-  const bool one = outputs <= kWidth;
-  const auto* kernels = one ? UpTo<T, R, W, 1, kRows>::kernels : UpTo<T, R, W, 2, kRows>::kernels;
+  const bool deep = p.pieces > 1 || p.inputs > kDepth;
+  const auto* kernels =
+      deep ? kernelsFor<true, T, R, W>(outputs) : kernelsFor<false, T, R, W>(outputs);
   kernels[rows - 1](
       {p.source + row * p.source_stride, p.source_stride, p.weight + o / kPanel * p.weight_stride,
        p.bias != nullptr ? p.bias + o : nullptr, p.addend != nullptr ? p.addend + at : nullptr,
-       p.result + at, p.inputs, p.outputs, one ? outputs : outputs - kWidth, ahead, p.rectifier,
-       p.pieces, p.piece_stride},
+       p.result + at, p.inputs, p.outputs, outputs <= kWidth ? outputs : outputs - kWidth, ahead,
+       p.rectifier, p.pieces, p.piece_stride},
       tiles);
 }
 
