@@ -3734,7 +3734,13 @@ class Expansion(NamedTuple):
     threads: int = 2
     own: bool = True
     narrow: bool = False  # in bfloat16 too, without matrix units
-    few: bool = False  # numbers for float32; with matrix units there are no too few
+
+    @property
+    def pays(self) -> bool:
+        """In float32: reading the weights is not most of it."""
+        pixels = math.prod(self.size[2:])
+        fewest = (24 if has_avx2_kernels() else 96) * self.threads
+        return pixels >= 40 and self.size[0] * pixels >= fewest
 
 
 EXPANSIONS = {
@@ -3783,10 +3789,24 @@ EXPANSIONS = {
     "two, one thread": Expansion((1, 16, 96, 80), 112, inner="F.silu", outer="", threads=1),
     "two, five": Expansion((1, 8, 61, 80), 176, window=5, padding=2, outer="F.silu"),
     "two, batch": Expansion((5, 8, 33, 32), 160, inner="", outer="F.silu"),
+    # Threads divide these channels, as weights are many for the pixels.
+    "by channels": Expansion((1, 96, 14, 14), 576, 96, inner="", outer=""),
+    "by channels, residual": Expansion((1, 96, 14, 14), 576, 96, sum="+ x"),
+    "by channels, stride": Expansion(
+        (1, 95, 14, 14), 576, 161, stride=2, sum="+ self.b(x)", groups=2
+    ),
+    "by channels and rows": Expansion((1, 96, 28, 14), 576, 96, sum="+ x", threads=4),
+    "by channels, two": Expansion(
+        (1, 112, 14, 14), 672, window=5, stride=2, padding=2, inner="F.silu", outer="F.silu"
+    ),
+    "three for two threads": Expansion((3, 16, 14, 14), 96, 24),
+    # Few pixels.
+    "few": Expansion((1, 16, 7, 7), 96, 24),
+    "few for each of two": Expansion((1, 16, 10, 10), 96, 24),
+    "few, two": Expansion((1, 16, 7, 7), 96),
+    "few, batch": Expansion((5, 16, 7, 7), 96, 24, sum="+ self.a(x)", groups=2),
+    "hardly any": Expansion((9, 16, 6, 6), 96, 24),
     # What stays with oneDNN.
-    "few": Expansion((1, 16, 7, 7), 96, 24, own=False, few=True),
-    "few for one thread": Expansion((1, 16, 14, 14), 96, 24, threads=1, own=False, few=True),
-    "two, few": Expansion((1, 16, 14, 14), 96, own=False, few=True),
     "odd channels": Expansion((1, 16, 14, 14), 97, 24),
     "a few more channels than 64": Expansion((1, 24, 14, 15), 72, 24, sum="+ x"),
     "a few more channels than 128": Expansion(
@@ -3817,6 +3837,7 @@ def expansion(case: Expansion) -> nn.Module:
         d=d,
         e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
         a=nn.Conv2d(c.size[1], max(c.outputs, 1), 1),
+        b=nn.Conv2d(c.size[1], max(c.outputs, 1), 1, c.stride),
     )
     return module.eval()
 
@@ -3837,15 +3858,14 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     last = m.to(memory_format=torch.channels_last).to(dtype)
     found = kernels_of(last, x.to(dtype, memory_format=torch.channels_last))
     own = [name for name in found if name.startswith("llga_expansion")]
-    # Without AVX-512, of several images only.
-    pays = c.own and (c.outputs == 0 or c.size[0] >= c.threads or not has_avx2_kernels())
+    pays = c.own and c.pays
     activated = "F.silu" in (c.inner, c.outer)
     expanded = c.channels * c.size[0] * math.prod(c.size[2:])
     even = c.size[1] % 2 == 0 and c.channels % 2 == 0
     if dtype == torch.bfloat16 and has_matrix_units():
         slow = c.outputs == 0 and not activated  # where oneDNN is as fast
         many = c.stride != 1 or expanded > 2**19
-        pays = (c.own or c.few) and even and not (slow and many)
+        pays = c.own and even and not (slow and many)
     elif dtype == torch.bfloat16:
         worth = c.own and even and activated and expanded >= 2**17
         pays = (c.narrow or worth) and has_narrow_products()
@@ -3871,9 +3891,10 @@ def test_expansion_of_special_values(activation: str, value: float, threads: int
 
 
 @pytest.mark.usefixtures("all_threads")
-def test_expansion_with_special_weights() -> None:
+@pytest.mark.parametrize("case", ["no activation", "by channels"])
+def test_expansion_with_special_weights(case: str) -> None:
     """Of what is infinite, padding makes NaN. (With activations, oneDNN makes numbers of NaN.)"""
-    c = EXPANSIONS["no activation"]
+    c = EXPANSIONS[case]
     for value in (math.inf, math.nan):
         for name in "cde":
             m = expansion(c).to(memory_format=torch.channels_last)

@@ -10,6 +10,7 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/row_blocks.h"
+#include "jit/onednn/runtime/tasks.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -29,6 +30,7 @@ struct Part {
   int64_t rows;
   int64_t first_channel;
   int64_t channels;
+  void* result;  // of all parts of these channels: what they add to it, where they are projected
 };
 
 int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
@@ -37,6 +39,51 @@ int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
 
 int64_t rowsUnder(const Expansion& e, int64_t rows) {
   return llga::rowsUnder(rows, e.window, e.stride);
+}
+
+int64_t dividedUp(int64_t number, int64_t by) { return (number + by - 1) / by; }
+
+// Of an image, for the threads that it has.
+struct Division {
+  int64_t channels = 1;  // parts
+  int64_t rows = 1;
+};
+
+// What the largest part takes, in the time of a product.
+int64_t costOf(const Expansion& e, const Division& division) {
+  constexpr int64_t kDepthwise = 2;  // its products take longer
+  constexpr int64_t kRead = 20;      // a weight, or what another thread left
+  constexpr int64_t kJoin = 1 << 18;
+  const auto panel = Linear::kernels().panel;
+  const auto panels = dividedUp(e.channels, panel);
+  const auto channels = std::min(dividedUp(panels, division.channels) * panel, e.channels);
+  const auto rows = dividedUp(e.result_size[0], division.rows);
+  const auto under = std::min(rowsUnder(e, rows), e.size[0]);
+  const auto of_pixel = channels * (kDepthwise * e.window * e.window + e.outputs);
+  const auto products =
+      under * e.size[1] * channels * e.inputs + rows * e.result_size[1] * of_pixel;
+  const auto weights = channels * (e.inputs + e.outputs);
+  if (division.channels == 1) {
+    return products + kRead * weights;
+  }
+  // Half of each pixel is in another core's cache, for what reads the result.
+  const bool joins = e.outputs != 0;
+  const auto numbers = e.result_size[0] * e.result_size[1] * (joins ? e.outputs : e.channels);
+  return products + kRead * (weights + numbers) + (joins ? kJoin : 0);
+}
+
+// Dividing the channels expands none twice, and no thread reads all weights; but a projection is a
+// sum over all channels then, and there may be few. Dividing the rows expands some of them twice.
+Division divided(const Expansion& e, int64_t parts) {
+  Division best{1, std::min(parts, e.result_size[0])};
+  const bool whole = e.channels % depthwiseKernels().width == 0;  // so that no part has too few
+  const bool may = whole && (e.outputs == 0 || e.type == Expansion::Type::float32);
+  const auto most = may ? std::min(parts, dividedUp(e.channels, Linear::kernels().panel)) : 1;
+  for (int64_t channels = 2; channels <= most; ++channels) {
+    const Division other{channels, std::min(parts / channels, e.result_size[0])};
+    best = costOf(e, other) < costOf(e, best) ? other : best;
+  }
+  return best;
 }
 
 // Results of matrix products: of what is expanded, in float32, and of what is projected.
@@ -102,7 +149,7 @@ class PartOf {
     const auto pixel = (part_.image * e_.result_size[0] + row) * e_.result_size[1];
     const auto pixels = (end - row) * e_.result_size[1];
     const bool projects = e_.outputs != 0;
-    auto* result = static_cast<T*>(data_.result);
+    auto* result = static_cast<T*>(part_.result);
     auto* lines = projects ? lines_ : result + pixel * width_ + part_.first_channel;
     int64_t channels = 0;
     for (int64_t c = 0; c < part_.channels; c += channels) {
@@ -134,11 +181,14 @@ class PartOf {
       }
     }
     if (projects) {
-      const auto* addend = static_cast<const T*>(data_.addend);
+      const bool first_part = part_.first_channel == 0;  // whose sums all that is added joins
+      const auto* addend = first_part ? static_cast<const T*>(data_.addend) : nullptr;
+      const auto* bias = first_part ? data_.projection_bias : nullptr;
       const auto at = pixel * e_.outputs;
-      multiply(gemm::ProblemOf<T, T>{pixels, e_.channels, e_.outputs, Rectifier::none, lines,
-                                     e_.channels, static_cast<const T*>(data_.projection),
-                                     e_.channels * Linear::kernels().panel, data_.projection_bias,
+      const auto panel = Linear::kernels().panel;
+      const auto* weight = static_cast<const T*>(data_.projection) + part_.first_channel * panel;
+      multiply(gemm::ProblemOf<T, T>{pixels, part_.channels, e_.outputs, Rectifier::none, lines,
+                                     part_.channels, weight, e_.channels * panel, bias,
                                      addend != nullptr ? addend + at : nullptr, result + at});
     }
   }
@@ -238,17 +288,10 @@ bool Expansion::pays() const {
     }
     return images >= threads && expanded >= kFewest && images * expanded >= kFewestOfAll;
   }
-  if (outputs == 0) {
-    constexpr int64_t kFewestOfAll = 3 << 18;
-    return images * expanded >= kFewestOfAll;
-  }
-  constexpr int64_t kPixels = 96;  // for one thread, or reading the weights is most of it
-  if (size[0] * size[1] * std::min(images, threads) < kPixels * threads) {
-    return false;
-  }
-  constexpr int64_t kFewest = 1 << 17;
-  // Of fewer images than threads oneDNN's kernels would wait for all threads three times.
-  return images < threads ? usesAvx512() : expanded >= kFewest;
+  constexpr int64_t kSmallest = 40;            // pixels; each image reads the weights
+  const int64_t few = usesAvx512() ? 96 : 24;  // for a thread: reading the weights is most of it
+  const auto pixels = size[0] * size[1];
+  return pixels >= kSmallest && images * pixels >= few * threads;
 }
 
 const char* Expansion::isa() const {
@@ -274,27 +317,39 @@ void Expansion::runAs(const Data& data) const {
   const auto threads = int64_t{at::get_num_threads()};
   const auto panel = Linear::kernels().panel;
   const auto panels = panelSizes(inputs, channels)[0];
-  // Of too few images for all threads, channels are divided, which costs nothing, but that a
-  // projection reads them all; then rows, of which some are expanded twice.
-  const auto wanted = (threads + images - 1) / images;
-  const auto by_channel = outputs != 0 ? int64_t{1} : std::min(wanted, panels);
-  const auto by_row = std::min((wanted + by_channel - 1) / by_channel, result_size[0]);
-  const auto most = std::min((panels + by_channel - 1) / by_channel * panel, channels);
-  const auto most_rows = (result_size[0] + by_row - 1) / by_row;
-  const auto numbers = std::max(PartOf<T>::scratch(*this, most_rows, most),
-                                PartOf<T>::scratch(*this, result_size[0] / by_row, most));
-  at::parallel_for(0, images * by_channel * by_row, 1, [&](int64_t first, int64_t last) {
-    const auto memory = arena()->allocate(static_cast<size_t>(numbers) * sizeof(float));
-    for (auto i = first; i < last; ++i) {
-      const auto c = i % by_channel;
-      const auto r = i / by_channel % by_row;
-      const auto row = result_size[0] * r / by_row;
-      const auto channel = panels * c / by_channel * panel;
-      const Part part{i / by_channel / by_row, row, result_size[0] * (r + 1) / by_row - row,
-                      channel, std::min(panels * (c + 1) / by_channel * panel, channels) - channel};
-      PartOf<T>(*this, data, part, static_cast<float*>(memory.get())).run();
-    }
+  const auto [by_channel, by_row] = divided(*this, dividedUp(threads, images));
+  const auto most = std::min(dividedUp(panels, by_channel) * panel, channels);
+  const auto floats = std::max(PartOf<T>::scratch(*this, dividedUp(result_size[0], by_row), most),
+                               PartOf<T>::scratch(*this, result_size[0] / by_row, most));
+  // What the first channels are projected to is the result, to which the others' is added.
+  const auto results = images * result_size[0] * result_size[1] * outputs;
+  const auto apart = (by_channel - 1) * results;
+  const auto sums =
+      apart != 0 ? arena()->allocate(static_cast<size_t>(apart) * sizeof(float)) : at::DataPtr();
+  auto* others = static_cast<float*>(sums.get());
+  const auto bytes = floats * static_cast<int64_t>(sizeof(float));
+  forTasks(images * by_channel * by_row, bytes, [&](int64_t i, void* memory) {
+    const auto c = i % by_channel;
+    const auto r = i / by_channel % by_row;
+    const auto row = result_size[0] * r / by_row;
+    const auto channel = panels * c / by_channel * panel;
+    const Part part{i / by_channel / by_row,
+                    row,
+                    result_size[0] * (r + 1) / by_row - row,
+                    channel,
+                    std::min(panels * (c + 1) / by_channel * panel, channels) - channel,
+                    apart != 0 && c > 0 ? others + (c - 1) * results : data.result};
+    PartOf<T>(*this, data, part, static_cast<float*>(memory)).run();
   });
+  if (apart != 0) {
+    constexpr int64_t kForOne = 1 << 12;  // numbers
+    at::parallel_for(0, results, kForOne, [&](int64_t first, int64_t last) {
+      for (int64_t i = 0; i < by_channel - 1; ++i) {
+        vector_loops::kernels().add(others + i * results + first,
+                                    static_cast<float*>(data.result) + first, last - first);
+      }
+    });
+  }
 }
 
 }  // namespace llga

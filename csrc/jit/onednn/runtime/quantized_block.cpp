@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/row_blocks.h"
+#include "jit/onednn/runtime/tasks.h"
 
 namespace llga {
 namespace {
@@ -218,13 +218,10 @@ void QuantizedBlock::run(const Data& data) const {
   const auto most = (result_size[0] + parts - 1) / parts;
   const auto bytes =
       std::max(PartOf::scratch(*this, most), PartOf::scratch(*this, result_size[0] / parts));
-  at::parallel_for(0, images * parts, 1, [&](int64_t first, int64_t last) {
-    const auto memory = arena()->allocate(static_cast<size_t>(bytes));
-    for (auto i = first; i < last; ++i) {
-      const auto row = result_size[0] * (i % parts) / parts;
-      const Part part{i / parts, row, result_size[0] * (i % parts + 1) / parts - row};
-      PartOf(*this, data, part, static_cast<uint8_t*>(memory.get())).run();
-    }
+  forTasks(images * parts, bytes, [&](int64_t i, void* memory) {
+    const auto row = result_size[0] * (i % parts) / parts;
+    const Part part{i / parts, row, result_size[0] * (i % parts + 1) / parts - row};
+    PartOf(*this, data, part, static_cast<uint8_t*>(memory)).run();
   });
 }
 

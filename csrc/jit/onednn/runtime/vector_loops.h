@@ -46,6 +46,9 @@ struct Kernels {
   void (*narrowRows)(const float* from, int64_t rows, int64_t columns, Bfloat16* to,
                      int64_t stride);
 
+  // to[i] += from[i]
+  void (*add)(const float* from, float* to, int64_t count);
+
   // Planes of `count` numbers, `stride` numbers apart, to pixels, one behind the other: `planes` is
   // 2, 3 or 4, a number has 1, 2 or 4 bytes.
   void (*interleave)(const void* from, int64_t planes, int64_t stride, int64_t count, int64_t bytes,

@@ -153,6 +153,16 @@ void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, 
   }
 }
 
+void add(const float* from, float* to, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    storeVector(to + i, loadVector(to + i) + loadVector(from + i));
+  }
+  if (i < count) {
+    storeFirst(to + i, loadFirst(to + i, count - i) + loadFirst(from + i, count - i), count - i);
+  }
+}
+
 // By numbers that the compiler knows, so that it shuffles vectors.
 template <typename Bits, int64_t planes>
 void interleavePlanes(const Bits* __restrict__ from, int64_t stride, int64_t count,

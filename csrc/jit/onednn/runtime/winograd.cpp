@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/tasks.h"
 #include "jit/onednn/runtime/winograd_tiles.h"
 
 #if !defined(_OPENMP) && !defined(__clang__)
@@ -198,15 +198,13 @@ void WinogradConvolution::runAs(const Data& data, const Run& runTask) const {
   const auto scratch = kernels()->scratch(
       tile, inputs, {0, (tiles + blocks - 1) / blocks, 0, std::min(part, outputs)});
 
-  at::parallel_for(0, blocks * parts, 1, [&](int64_t from, int64_t to) {
-    const auto memory = arena()->allocate(static_cast<size_t>(scratch) * sizeof(float));
-    for (auto i = from; i < to; ++i) {
-      const auto first_tile = tiles * (i / parts) / blocks;
-      const auto output = i % parts * part;
-      const winograd::Task task{first_tile, tiles * (i / parts + 1) / blocks - first_tile, output,
-                                std::min(part, outputs - output)};
-      runTask(problem, task, static_cast<float*>(memory.get()));
-    }
+  const auto bytes = scratch * static_cast<int64_t>(sizeof(float));
+  forTasks(blocks * parts, bytes, [&](int64_t i, void* memory) {
+    const auto first_tile = tiles * (i / parts) / blocks;
+    const auto output = i % parts * part;
+    const winograd::Task task{first_tile, tiles * (i / parts + 1) / blocks - first_tile, output,
+                              std::min(part, outputs - output)};
+    runTask(problem, task, static_cast<float*>(memory));
   });
 }
 
