@@ -2837,6 +2837,10 @@ DIRECT = {
     "batch": Direct((31, 8, 3, 5), 8),
     "skip": Direct((1, 16, 12, 11), 16, code="F.relu(self.c(x) + x)"),
     "skip_before": Direct((2, 16, 7, 5), 16, bias=False, code="x + self.c(x)"),
+    "silu": Direct((1, 16, 12, 11), 20, code="F.silu(self.c(x))"),
+    "silu_and_sum": Direct((1, 16, 12, 11), 16, code="F.silu(self.c(x)) + x", own=False),
+    "two_planes": Direct((1, 2, 24, 25), 32, window=5, padding=2, code="F.silu(self.c(x))"),
+    "planes_large_window": Direct((1, 3, 113, 112), 64, window=7, stride=2, own=False),
     "large": Direct((1, 32, 32, 32), 32, own=False),
     "heavy": Direct((1, 64, 4, 4), 64, own=False),
     "short": Direct((1, 1, 9, 9), 16, own=False),
@@ -2898,6 +2902,35 @@ def test_small_convolutions_one_behind_the_other() -> None:
     x = torch.randn(1, 3, 32, 32)
     check(m, [x], groups=3)
     assert [is_direct(name) for name in kernels_of(m, x)] == [has_own_kernels()] * 3
+
+
+LARGE_PLANES = {
+    "three": Direct((1, 3, 113, 160), 32, stride=2, code="F.silu(self.c(x))"),
+    "two": Direct((2, 2, 120, 113), 32, window=5, padding=2, code="F.hardswish(self.c(x))"),
+    "one": Direct((1, 1, 99, 98), 24, window=8, padding=3, own=False),
+    "four": Direct((3, 4, 64, 96), 24, padding=0, bias=False, code="F.relu(self.c(x))"),
+    "large_window": Direct((1, 3, 113, 112), 64, window=7, stride=2, own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gaps"])
+@pytest.mark.parametrize("case", LARGE_PLANES)
+def test_convolution_of_large_planes(case: str, layout: str) -> None:
+    """Few of them, which oneDNN takes longer to read; results are channels last."""
+    c = LARGE_PLANES[case]
+    conv = nn.Conv2d(c.size[1], c.outputs, c.window, c.stride, c.padding, bias=c.bias)
+    m = net(f"self.d({c.code})", c=conv, d=nn.Conv2d(c.outputs, 16, 1)).eval()
+    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
+    if layout != "gaps":
+        last = layout == "channels_last"
+        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        check(m, [x], groups=2, fused="_convolution")
+        with_silu = "silu" in c.code and not has_avx2_kernels()  # else it is a step of its own
+        own = c.own and (threads > 1 or with_silu)
+        assert is_direct(kernels_of(m, x)[0]) == (own and has_own_kernels())
 
 
 PLANES = {

@@ -5,11 +5,14 @@
 
 #include <algorithm>
 
+#include "jit/onednn/runtime/vector_loops.h"
+
 namespace llga {
 namespace {
 
 constexpr int64_t kCopied = 8192;   // numbers of images at once, on the stack
 constexpr int64_t kResults = 4096;  // likewise, before each channel's are brought together
+constexpr int64_t kFewPlanes = 4;   // that have a function to interleave them
 
 void storeFirst(float* to, __m128 v, int64_t count) {
   if (count == 1) {
@@ -79,6 +82,18 @@ int64_t rowsAtOnce(const DirectConvolution& c) {
   return most;
 }
 
+// Numbers of the weight, as they lie in panels but for vectors of zeros alone.
+int64_t weightsOf(const DirectConvolution& c) {
+  const auto width = Linear::kernels().panel / 2;  // of a vector
+  return c.matrix().inputs * ((c.outputs + width - 1) / width * width);
+}
+
+// Beyond, oneDNN's kernels are as fast or faster, but for few planes.
+bool isSmall(const DirectConvolution& c) {
+  constexpr int64_t kMostProducts = 1 << 20;
+  return c.images * c.result_size[0] * c.result_size[1] * weightsOf(c) <= kMostProducts;
+}
+
 // Computes rows of the result of one image.
 class Block {
  public:
@@ -101,6 +116,10 @@ class Block {
     auto* result = in_place ? data_.result + pixel * c_.outputs : results;
     multiply(source, row_stride, rows,
              data_.addend != nullptr ? data_.addend + pixel * c_.outputs : nullptr, result);
+    if (c_.silu) {
+      const auto numbers = rows * c_.result_size[1] * c_.outputs;
+      vector_loops::functions<float>().activate(Activation::silu, result, result, numbers);
+    }
     if (!in_place) {
       transpose(results, rows * c_.result_size[1], c_.outputs, c_.outputs,
                 data_.result + image * c_.result_strides[0] + first * c_.result_strides[2],
@@ -125,6 +144,11 @@ class Block {
       const auto* source = data_.source + image * c_.source_strides[0] + y * c_.source_strides[2];
       if (c_.source_strides[1] == 1 && c_.source_strides[3] == inputs) {
         std::copy_n(source, (until - from) * inputs, to + from * inputs);
+        continue;
+      }
+      if (c_.source_strides[3] == 1 && inputs > 1 && inputs <= kFewPlanes) {
+        vector_loops::kernels().interleave(source, inputs, c_.source_strides[1], until - from,
+                                           sizeof(float), to + from * inputs);
         continue;
       }
       if (c_.source_strides[3] == 1) {
@@ -171,18 +195,22 @@ class Block {
 }  // namespace
 
 bool DirectConvolution::isSupported() const {
-  // Beyond, oneDNN's kernels are as fast or faster, as with weights that do not stay in the first
-  // levels of cache while each row of the result reads them, or with short sums.
-  constexpr int64_t kMostProducts = 1 << 20;
+  // oneDNN's kernels are as fast or faster with weights that do not stay in the first levels of
+  // cache while each row of the result reads them, with short sums, or few outputs.
   constexpr int64_t kMostWeights = 1 << 14;
+  constexpr int64_t kMostOfPlanes = 1 << 11;  // weights
   constexpr int64_t kShortest = 8;
-  const auto width = Linear::kernels().panel / 2;  // of a vector
-  const auto padded = (outputs + width - 1) / width * width;
-  const auto weights = matrix().inputs * padded;
-  const auto pixels = images * result_size[0] * result_size[1];
-  return pixels > 0 && pixels * weights <= kMostProducts && weights <= kMostWeights &&
-         padded <= 2 * outputs && window[1] * inputs >= kShortest &&
-         window[0] * copiedWidth(*this) * inputs <= kCopied && result_size[1] * outputs <= kResults;
+  const auto weights = weightsOf(*this);
+  // One thread of oneDNN takes no longer to bring planes into its order, but for SiLU behind.
+  const bool slow = silu || at::get_num_threads() > 1;
+  const bool planes = inputs > 1 && inputs <= kFewPlanes && weights <= kMostOfPlanes && slow;
+  return images * result_size[0] * result_size[1] > 0 && (planes || isSmall(*this)) &&
+         weights <= kMostWeights && weights <= 2 * matrix().inputs * outputs &&
+         window[1] * inputs >= kShortest && window[0] * copiedWidth(*this) * inputs <= kCopied;
+}
+
+bool DirectConvolution::fits() const {
+  return isChannelsLast() || (isSmall(*this) && result_size[1] * outputs <= kResults);
 }
 
 Linear DirectConvolution::matrix() const {

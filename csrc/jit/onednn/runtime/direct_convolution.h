@@ -1,5 +1,6 @@
-// Convolution of few float32 images or small ones, with an addend and an activation, on processors
-// with AVX2 or AVX-512: where the arithmetic takes less time than a call of oneDNN around it.
+// Convolution of float32 images that are few and small, or have few channels, with an addend and an
+// activation, on processors with AVX2 or AVX-512: where the arithmetic takes less time than a call
+// of oneDNN around it, or than oneDNN's kernels take to read a few planes.
 //
 // A row of the result is one matrix product: the window's columns and channels of each pixel lie
 // one behind the other, and so do those of the next pixel, some numbers further. What is padded, or
@@ -27,6 +28,7 @@ struct DirectConvolution {
   int64_t inputs;
   int64_t outputs;
   Rectifier rectifier;
+  bool silu = false;  // behind all else
   Strides source_strides{};
   Strides result_strides{};  // channels last or contiguous
 
@@ -38,8 +40,11 @@ struct DirectConvolution {
     float* result;        // may be the addend; overlaps nothing else
   };
 
-  // Whether the work is small, and what is copied finds room. All below needs it.
+  // Whether the work is small or the channels are few, and what is copied finds room. All below
+  // needs it.
   bool isSupported() const;
+  // Whether results do that lie this way, and it pays. run() needs it.
+  bool fits() const;
   // The product of which a row of the result is a part; its weight is (window's row, column, input)
   // by outputs.
   Linear matrix() const;

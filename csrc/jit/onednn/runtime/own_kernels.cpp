@@ -453,7 +453,8 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
     return std::nullopt;
   }
   const auto behind = behindConvolution(ops);
-  if (!behind || behind->silu || behind->result.dtype != at::kFloat) {
+  const bool others = behind && (behind->addend || behind->rectifier != Rectifier::none);
+  if (!behind || (behind->silu && others) || behind->result.dtype != at::kFloat) {
     return std::nullopt;
   }
   const auto& data = ops[0]->inputs()[0];
@@ -466,7 +467,8 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
                                  pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
                                  (*data.sizes)[1],
                                  (*weight.sizes)[0],
-                                 behind->rectifier};
+                                 behind->rectifier,
+                                 behind->silu};
   return kernel.isSupported()
              ? std::optional(AddedConvolution<DirectConvolution>{kernel, behind->addend})
              : std::nullopt;

@@ -149,6 +149,9 @@ class OwnSteps {
     auto kernel = found->kernel;
     std::copy_n(layout.get_strides().begin(), 4, kernel.source_strides.begin());
     std::copy_n(strides.begin(), 4, kernel.result_strides.begin());
+    if (!kernel.fits()) {
+      return false;
+    }
     Plan::Step step;
     bind(step, *draft_.knownSlot(data.id), layout);
     const auto matrix = kernel.matrix();
