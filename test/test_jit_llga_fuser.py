@@ -3905,6 +3905,92 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     assert len(own) == (pays and has_own_kernels()), found
 
 
+class First(NamedTuple):
+    """The first convolution of a network, a depthwise one and maybe a projection."""
+
+    size: tuple[int, ...]
+    channels: int
+    outputs: int = 0  # of the projection; 0: there is none
+    window: int = 3
+    stride: int = 2
+    padding: int = 1
+    code: str = "F.relu6(self.d(F.relu6(self.c(x))))"
+    threads: int = 2
+    bias: bool = True
+    own: bool = True
+
+
+FIRST = {
+    "plain": First((1, 3, 57, 64), 32, 16),
+    "silu": First((1, 3, 64, 61), 32, code="F.silu(self.d(F.silu(self.c(x))))"),
+    "batch": First((3, 4, 24, 25), 48, 24, stride=1),
+    "one thread": First((1, 3, 41, 40), 96, 24, threads=1),
+    "no padding": First((1, 2, 40, 41), 40, 19, padding=0, bias=False),
+    "more padding": First((2, 3, 20, 33), 32, padding=3),
+    "window of two": First((1, 3, 30, 31), 16, 8, window=2),
+    "many threads": First((1, 3, 112, 60), 64, 16, threads=5),
+    "odd channels": First((1, 3, 57, 64), 33, own=False),
+    "large window": First((1, 3, 57, 64), 32, 16, window=5, own=False),
+    "five planes": First((1, 5, 57, 64), 32, 16, own=False),
+    "few pixels": First((1, 3, 16, 16), 32, 16),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gaps"])
+@pytest.mark.parametrize("case", FIRST)
+def test_first_convolutions(case: str, layout: str) -> None:
+    """Like a block of a MobileNet, whatever the order of the image."""
+    c = FIRST[case]
+    torch.set_num_threads(c.threads)
+    code = f"self.e({c.code})" if c.outputs else c.code
+    m = net(
+        f"self.f({code})",
+        c=nn.Conv2d(c.size[1], c.channels, c.window, c.stride, c.padding, bias=c.bias),
+        d=nn.Conv2d(c.channels, c.channels, 3, 1, 1, groups=c.channels, bias=c.bias),
+        e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
+        f=nn.Conv2d(c.outputs or c.channels, 8, 3),
+    ).eval()
+    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
+    if layout != "gaps":
+        last = layout == "channels_last"
+        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    check(m, [x], groups=2 if c.own else None, fused="_convolution")
+    found = kernels_of(m, x)
+    with torch.no_grad():
+        pixels = math.prod(m.c(x).shape[2:])
+    fewest = (24 if has_avx2_kernels() else 96) * c.threads
+    pays = pixels >= 40 and c.size[0] * pixels >= fewest
+    own = [name for name in found if name.startswith("llga_expansion")]
+    assert len(own) == (c.own and pays and has_own_kernels()), found
+    if fuses(torch.bfloat16):
+        check(m, [x], dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("where", ["x", "c", "d", "e"])
+def test_first_convolutions_of_special_values(where: str, value: float) -> None:
+    """What is padded are zeros: times an infinity they are NaN, as in eager."""
+    c = nn.Conv2d(3, 32, 3, 2, 1)
+    d = nn.Conv2d(32, 32, 3, 1, 1, groups=32)
+    m = net(
+        "self.f(self.e(self.d(self.c(x))))",
+        c=c,
+        d=d,
+        e=nn.Conv2d(32, 16, 1),
+        f=nn.Conv2d(16, 8, 3),
+    ).eval()
+    x = torch.randn(1, 3, 44, 40)
+    if where == "x":
+        x[0, 1, 43, 0] = value
+    else:
+        getattr(m, where).weight.data.view(-1)[7] = value
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("case", ["plain", "stride", "residual", "two", "two, five"])
 def test_expansion_of_contiguous_images(case: str) -> None:

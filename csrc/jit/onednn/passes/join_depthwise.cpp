@@ -7,6 +7,8 @@
 // ->
 //   %4 = llga::FusionGroup[Subgraph=<conv2d, hardtanh, conv2d, hardtanh, conv2d, add>](%1)
 //
+// The first one may also be the first convolution of a network, of a few planes.
+//
 // oneDNN has no partition of all three; a plan for the group may compute them a few rows at a time
 // (runtime/expansion.h). MobileNets and EfficientNets have them in each block.
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -32,6 +34,11 @@ struct Convolution {
   bool quantized;               // data of 8 bit
 
   bool isPointwise() const { return weight[2] == 1 && weight[3] == 1; }
+  // Of a few planes, as the first one of a network.
+  bool isFirst() const {
+    constexpr int64_t kMostPlanes = 4;
+    return !quantized && weight[1] > 1 && weight[1] <= kMostPlanes && !isPointwise();
+  }
   bool isDepthwise() const { return weight[1] == 1 && weight[2] > 1 && weight[3] > 1; }
 };
 
@@ -121,7 +128,7 @@ class Joiner {
     if (convolution->isDepthwise()) {
       auto* before = producerOf(node, *convolution);
       const auto known = before != nullptr ? soleConvolution(before) : std::nullopt;
-      const bool expands = known && known->isPointwise() &&
+      const bool expands = known && (known->isPointwise() || known->isFirst()) &&
                            known->weight[0] == convolution->weight[0] && join(before, node);
       if (expands || convolution->quantized) {
         joined_.push_back(node);

@@ -1,10 +1,10 @@
 #include "jit/onednn/runtime/direct_convolution.h"
 
 #include <ATen/Parallel.h>
-#include <xmmintrin.h>
 
 #include <algorithm>
 
+#include "jit/onednn/runtime/image_rows.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -12,48 +12,6 @@ namespace {
 
 constexpr int64_t kCopied = 8192;   // numbers of images at once, on the stack
 constexpr int64_t kResults = 4096;  // likewise, before each channel's are brought together
-constexpr int64_t kFewPlanes = 4;   // that have a function to interleave them
-
-void storeFirst(float* to, __m128 v, int64_t count) {
-  if (count == 1) {
-    return _mm_store_ss(to, v);
-  }
-  _mm_storel_pi(reinterpret_cast<__m64*>(to), v);
-  if (count == 3) {
-    _mm_store_ss(to + 2, _mm_movehl_ps(v, v));
-  }
-}
-
-// (row, column) to (column, row); the strides are from row to row, and from column to column.
-// Four columns at a time: their places may be a power of two apart, where a cache holds few.
-void transpose(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
-               int64_t to_stride) {
-  constexpr int64_t kSide = 4;
-  const auto whole = columns / kSide * kSide;
-  for (int64_t c = 0; c < whole; c += kSide) {
-    for (int64_t r = 0; r < rows; r += kSide) {
-      const auto count = std::min(kSide, rows - r);
-      auto row = [&](int64_t i) {
-        return _mm_loadu_ps(from + (r + std::min(i, count - 1)) * from_stride + c);
-      };
-      __m128 v[kSide] = {row(0), row(1), row(2), row(3)};
-      _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
-      auto* block = to + c * to_stride + r;
-      for (int64_t i = 0; i < kSide; ++i, block += to_stride) {
-        if (count == kSide) {
-          _mm_storeu_ps(block, v[i]);
-        } else {
-          storeFirst(block, v[i], count);
-        }
-      }
-    }
-  }
-  for (int64_t c = whole; c < columns; ++c) {
-    for (int64_t r = 0; r < rows; ++r) {
-      to[c * to_stride + r] = from[r * from_stride + c];
-    }
-  }
-}
 
 int64_t copiedWidth(const DirectConvolution& c) {
   return (c.result_size[1] - 1) * c.stride[1] + c.window[1];
@@ -108,7 +66,10 @@ class Block {
     auto row_stride = c_.source_strides[2];
     if (!readsInPlace(c_)) {
       row_stride = copiedWidth(c_) * c_.inputs;
-      copy(image, first * c_.stride[0] - c_.padding[0], rowsUnder(c_, rows), copied);
+      const ImageRows image_rows{c_.size, c_.inputs, c_.source_strides, c_.padding[1],
+                                 copiedWidth(c_)};
+      image_rows.copy(data_.source + image * c_.source_strides[0],
+                      first * c_.stride[0] - c_.padding[0], rowsUnder(c_, rows), copied);
       source = copied;
     }
     const bool in_place = c_.isChannelsLast();
@@ -128,42 +89,6 @@ class Block {
   }
 
  private:
-  // Rows of an image from `top` on, columns from the padding's first on, with zeros around it.
-  void copy(int64_t image, int64_t top, int64_t rows, float* to) const {
-    const auto width = copiedWidth(c_);
-    const auto from = std::min(c_.padding[1], width);
-    const auto until = std::clamp(c_.size[1] + c_.padding[1], from, width);
-    const auto inputs = c_.inputs;
-    for (int64_t y = top; y < top + rows; ++y, to += width * inputs) {
-      if (y < 0 || y >= c_.size[0]) {
-        std::fill_n(to, width * inputs, 0.F);
-        continue;
-      }
-      std::fill_n(to, from * inputs, 0.F);
-      std::fill_n(to + until * inputs, (width - until) * inputs, 0.F);
-      const auto* source = data_.source + image * c_.source_strides[0] + y * c_.source_strides[2];
-      if (c_.source_strides[1] == 1 && c_.source_strides[3] == inputs) {
-        std::copy_n(source, (until - from) * inputs, to + from * inputs);
-        continue;
-      }
-      if (c_.source_strides[3] == 1 && inputs > 1 && inputs <= kFewPlanes) {
-        vector_loops::kernels().interleave(source, inputs, c_.source_strides[1], until - from,
-                                           sizeof(float), to + from * inputs);
-        continue;
-      }
-      if (c_.source_strides[3] == 1) {
-        transpose(source, inputs, until - from, c_.source_strides[1], to + from * inputs, inputs);
-        continue;
-      }
-      for (int64_t c = 0; c < inputs; ++c) {
-        const auto* channel = source + c * c_.source_strides[1];
-        for (int64_t x = from; x < until; ++x) {
-          to[x * inputs + c] = channel[(x - from) * c_.source_strides[3]];
-        }
-      }
-    }
-  }
-
   void multiply(const float* source, int64_t row_stride, int64_t rows, const float* addend,
                 float* result) const {
     const auto width = c_.result_size[1];
@@ -203,7 +128,8 @@ bool DirectConvolution::isSupported() const {
   const auto weights = weightsOf(*this);
   // One thread of oneDNN takes no longer to bring planes into its order, but for SiLU behind.
   const bool slow = silu || at::get_num_threads() > 1;
-  const bool planes = inputs > 1 && inputs <= kFewPlanes && weights <= kMostOfPlanes && slow;
+  const bool planes =
+      inputs > 1 && inputs <= ImageRows::kFewPlanes && weights <= kMostOfPlanes && slow;
   return images * result_size[0] * result_size[1] > 0 && (planes || isSmall(*this)) &&
          weights <= kMostWeights && weights <= 2 * matrix().inputs * outputs &&
          window[1] * inputs >= kShortest && window[0] * copiedWidth(*this) * inputs <= kCopied;

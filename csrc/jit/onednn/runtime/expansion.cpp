@@ -43,6 +43,11 @@ int64_t rowsUnder(const Expansion& e, int64_t rows) {
 
 int64_t dividedUp(int64_t number, int64_t by) { return (number + by - 1) / by; }
 
+// Of the image, that a first convolution reads for rows of what is expanded.
+int64_t rowsUnder(const Expansion::First& first, int64_t rows) {
+  return llga::rowsUnder(rows, first.window, first.stride);
+}
+
 // Of an image, for the threads that it has.
 struct Division {
   int64_t channels = 1;  // parts
@@ -113,12 +118,14 @@ class PartOf {
         width_(e.outputs != 0 ? part.channels : e.channels),
         memory_(memory),
         wide_(memory + rows_ * e.size[1] * part.channels),
-        lines_(reinterpret_cast<T*>(wide_ + wideNumbers(e, step_))) {}
+        copied_(wide_ + wideNumbers(e, step_)),
+        lines_(reinterpret_cast<T*>(copied_ + copiedNumbers(e, rows_))) {}
 
   // float32 numbers of working memory.
   static int64_t scratch(const Expansion& e, int64_t rows, int64_t channels) {
     const auto step = rowsAtOnce(e, rows);
-    return rowsUnder(e, step) * e.size[1] * channels + wideNumbers(e, step) +
+    const auto under = rowsUnder(e, step);
+    return under * e.size[1] * channels + wideNumbers(e, step) + copiedNumbers(e, under) +
            (e.outputs != 0 ? step * e.result_size[1] * channels : 0);
   }
 
@@ -133,6 +140,16 @@ class PartOf {
   // What the depthwise convolution makes of a chunk, before it is rounded.
   static int64_t wideNumbers(const Expansion& e, int64_t step) {
     return kNarrow ? step * e.result_size[1] * kChunk : 0;
+  }
+
+  // What a first convolution reads for so many rows, whole lines of a cache.
+  static int64_t copiedNumbers(const Expansion& e, int64_t rows) {
+    constexpr int64_t kLine = 16;
+    return e.first ? dividedUp(rowsUnder(*e.first, rows) * rowOf(*e.first), kLine) * kLine : 0;
+  }
+
+  static int64_t rowOf(const Expansion::First& first) {
+    return first.rows.width * first.rows.channels;
   }
 
   // Of those that are left; no fewer than a vector holds, neither here nor behind.
@@ -151,11 +168,19 @@ class PartOf {
     const bool projects = e_.outputs != 0;
     auto* result = static_cast<T*>(part_.result);
     auto* lines = projects ? lines_ : result + pixel * width_ + part_.first_channel;
+    if (e_.first) {
+      copy(*e_.first, std::max(first, end_), last);
+    }
     int64_t channels = 0;
     for (int64_t c = 0; c < part_.channels; c += channels) {
       channels = channelsAtOnce(part_.channels - c);
       auto* chunk = memory_ + c * rows_ * e_.size[1];
-      expand(first, last, c, channels, chunk);
+      if constexpr (kNarrow) {
+        expand(first, last, c, channels, chunk);
+      } else {
+        e_.first ? expandFirst(*e_.first, std::max(first, end_), last, c, channels, chunk)
+                 : expand(first, last, c, channels, chunk);
+      }
       for (auto y = row; y < end; ++y) {
         const auto at = (y - row) * e_.result_size[1];
         if constexpr (kNarrow) {
@@ -220,6 +245,32 @@ class PartOf {
     }
   }
 
+  // What a first convolution reads for the rows [first, end).
+  void copy(const Expansion::First& f, int64_t first, int64_t end) const {
+    const auto* source = static_cast<const float*>(data_.source);
+    f.rows.copy(source + part_.image * f.rows.strides[0], first * f.stride - f.padding,
+                rowsUnder(f, end - first), copied_);
+  }
+
+  // Expands the rows [first, end) from what copy() left.
+  void expandFirst(const Expansion::First& f, int64_t first, int64_t end, int64_t c,
+                   int64_t channels, float* chunk) const {
+    const auto channel = part_.first_channel + c;
+    const auto* bias = data_.pointwise_bias;
+    for (auto y = first; y < end; ++y) {
+      auto* to = rowOf(chunk, y, channels);
+      multiply(gemm::Problem{
+          e_.size[1], e_.inputs, channels, e_.inner.rectifier,
+          copied_ + (y - first) * f.stride * rowOf(f), f.stride * f.rows.channels,
+          static_cast<const float*>(data_.pointwise) + channel * e_.inputs,
+          Linear::kernels().panel * e_.inputs, bias != nullptr ? bias + channel : nullptr, nullptr,
+          to, f.window, rowOf(f)});
+      if (e_.inner.activation) {
+        activate(*e_.inner.activation, to, e_.size[1] * channels);
+      }
+    }
+  }
+
   // Row `y` of the result.
   void depthwise(int64_t y, int64_t c, int64_t channels, float* chunk, float* to,
                  int64_t stride) const {
@@ -256,6 +307,7 @@ class PartOf {
   int64_t width_;  // of a pixel of what the depthwise convolution leaves
   float* memory_;
   float* wide_;
+  float* copied_;    // rows of the image for a first convolution
   T* lines_;         // what is projected
   int64_t end_ = 0;  // of the rows that are there
 };

@@ -5,10 +5,13 @@
 //   result    = activation of depthwise(expanded), or
 //               projection(activation of depthwise(expanded)) + addend
 //
-// The first one makes up to six times as many channels as it reads. As kernels of their own they
-// pass through memory, or the caches of the other core. Here a few rows of the image are expanded
-// at a time, and read while they are in the cache. For channels-last data of float32, or of
-// bfloat16 with AVX-512's instructions for it; in between, numbers are float32.
+// In the place of the first one may be the first convolution of a network, of float32 images of a
+// few planes, in any order.
+//
+// The first one makes up to six times as many channels as it reads, or ten. As kernels of their own
+// they pass through memory, or the caches of the other core. Here a few rows of the image are
+// expanded at a time, and read while they are in the cache. For channels-last data of float32, or
+// of bfloat16 with AVX-512's instructions for it; in between, numbers are float32.
 //
 // gemm_blocks.h and depthwise_blocks.h have the arithmetic of one task; here the work is divided.
 #pragma once
@@ -21,6 +24,7 @@
 #include <vector>
 
 #include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/image_rows.h"
 #include "jit/onednn/runtime/rectifier.h"
 
 namespace llga {
@@ -36,22 +40,31 @@ struct Expansion {
     std::optional<Activation> activation;
   };
 
+  // A first convolution with a window, which it has both ways, as strides and padding.
+  struct First {
+    int64_t window;
+    int64_t stride;
+    int64_t padding;  // at the top and on the left
+    ImageRows rows;   // of the image that it reads
+  };
+
   Type type = Type::float32;  // of data and the weights of pointwise convolutions
   int64_t images = 0;
-  Pair size{};         // of an image
-  Pair result_size{};  // of a result
-  int64_t inputs = 0;
+  Pair size{};           // of what is expanded
+  Pair result_size{};    // of a result
+  int64_t inputs = 0;    // products that each expanded number is a sum of
   int64_t channels = 0;  // of what is expanded
   int64_t window = 0;    // both ways
   int64_t stride = 0;
-  int64_t padding = 0;  // at the top and on the left
+  int64_t padding = 0;              // at the top and on the left
+  std::optional<First> first = {};  // or it is pointwise
   Applied inner;
   Applied outer;
   int64_t outputs = 0;  // of the projection; 0: there is none
 
   struct Data {
     const void* source;
-    const void* pointwise;        // as toPanels() made it
+    const void* pointwise;        // as toPanels() made it; (row, column, channel) by outputs
     const float* pointwise_bias;  // all biases: or null
     const float* depthwise;       // (row, column, channel)
     const float* depthwise_bias;

@@ -129,6 +129,27 @@ bool isPointwise(const OpSpec& op, const LoweredGraph& graph, at::ScalarType typ
          op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
 }
 
+// Of float32 images of a few planes, by a small square window; their strides are not known yet.
+std::optional<Expansion::First> firstConvolution(const OpSpec& op, const LoweredGraph& graph) {
+  if (!isImageConvolution(op, graph) || op.get_attr<int64_t>(Attr::groups) != 1 ||
+      op.get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+    return std::nullopt;
+  }
+  constexpr int64_t kMostColumns = 3;  // of the window; others were not measured
+  const auto size = pair(*op.inputs()[0].sizes);
+  const auto channels = (*op.inputs()[0].sizes)[1];
+  const auto window = pair(*op.inputs()[1].sizes);
+  const auto stride = op.get_attr<Shape>(Attr::strides);
+  const auto padding = op.get_attr<Shape>(Attr::pads_begin);
+  if (channels > ImageRows::kFewPlanes || window[0] != window[1] || window[0] == 1 ||
+      window[0] > kMostColumns || stride[0] != stride[1] || padding[0] != padding[1]) {
+    return std::nullopt;
+  }
+  const auto width = (pair(*op.outputs()[0].sizes)[1] - 1) * stride[0] + window[0];
+  return Expansion::First{window[0], stride[0], padding[0],
+                          ImageRows{size, channels, {}, padding[0], width}};
+}
+
 // What the op does to its data, if that is all it does.
 Rectifier rectifierOf(const OpSpec& op) {
   constexpr float kMost = 6;
@@ -657,7 +678,9 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
     return std::nullopt;
   }
   const auto type = ops[0].inputs()[0].dtype;
-  if ((type != at::kFloat && type != at::kBFloat16) || !isPointwise(ops[0], graph, type)) {
+  const auto first = firstConvolution(ops[0], graph);
+  if ((type != at::kFloat && type != at::kBFloat16) ||
+      (!first && !isPointwise(ops[0], graph, type))) {
     return std::nullopt;
   }
   FoundExpansion found{{},      ops[0].inputs()[0], ops[0].outputs()[0], ops.data(), nullptr,
@@ -698,12 +721,12 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
       found.result = ops[next - 1].outputs()[0];
     }
   }
-  const auto& data = *found.data.sizes;
   kernel.type = type == at::kFloat ? Expansion::Type::float32 : Expansion::Type::bfloat16;
-  kernel.images = data[0];
-  kernel.size = pair(data);
+  kernel.images = (*found.data.sizes)[0];
+  kernel.size = pair(*ops[0].outputs()[0].sizes);
   kernel.result_size = pair(*found.result.sizes);
-  kernel.inputs = data[1];
+  kernel.inputs = c10::multiply_integers(*ops[0].inputs()[1].sizes) / kernel.channels;
+  kernel.first = first;
   kernel.window = weight[2];
   kernel.stride = strides[0];
   kernel.padding = padding[0];

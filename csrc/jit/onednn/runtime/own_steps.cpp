@@ -548,10 +548,21 @@ class OwnSteps {
   // A group that is a pointwise and a depthwise convolution of channels-last images, and maybe a
   // projection: one step, by a kernel of our own. False if the group or its data is anything else.
   bool expansion() {
-    const auto found = llga::expansion(draft_.lowered);
+    auto found = llga::expansion(draft_.lowered);
     if (!found || draft_.group_outputs.size() != 1 ||
         draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
-        !isStrict(found->data) || !overChannelsLast(found->data, found->result)) {
+        !isStrict(found->data)) {
+      return false;
+    }
+    auto& kernel = found->kernel;
+    if (kernel.first) {
+      const auto layout = draft_.inputLayout(found->data.id);
+      if (layout.get_layout_type() != LayoutType::strided ||
+          !draft_.mayHaveStrides(found->result.id, channelsLastStrides(*found->result.sizes))) {
+        return false;
+      }
+      std::copy_n(layout.get_strides().begin(), 4, kernel.first->rows.strides.begin());
+    } else if (!overChannelsLast(found->data, found->result)) {
       return false;
     }
     if (!mayAdd(found->addend, found->result)) {
@@ -575,18 +586,18 @@ class OwnSteps {
     bindData(step, found->data);
     std::array<size_t, 3> weight_at{};
     std::array<size_t, 3> bias_at{};
-    const auto& kernel = found->kernel;
     for (size_t i = 0; i < convolutions.size(); ++i) {
       const auto& inputs = convolutions[i]->inputs();
       const auto& weight = weights[i];
       if (i == 1) {
         weight_at[i] = bindParameter(step, inputs[1], weight.squeeze(1).permute({1, 2, 0}));
       } else {
+        const auto matrix = weight.permute({0, 2, 3, 1}).flatten(1).t();
         weight_at[i] = bindPacked(
             step, inputs[1],
-            transformWeight(
-                weight, kernel.panelSizes(weight.size(1), weight.size(0)), weight.scalar_type(),
-                [&](const at::Tensor& to) { Linear::toPanels(weight.flatten(1).t(), to); }));
+            transformWeight(weight, kernel.panelSizes(matrix.size(0), matrix.size(1)),
+                            weight.scalar_type(),
+                            [&](const at::Tensor& to) { Linear::toPanels(matrix, to); }));
       }
       bias_at[i] = bindBias(step, inputs);
     }
