@@ -1418,6 +1418,22 @@ def test_join_depthwise(result: str, left: int) -> None:
         assert inside == [*("aten::conv2d", "aten::relu") * 2, "aten::conv2d", "aten::add"]
 
 
+@pytest.mark.parametrize(("planes", "left"), [(2, 1), (4, 1), (5, 3)])
+def test_join_depthwise_behind_the_first_convolution(planes: int, left: int) -> None:
+    text = EXPANSION.replace("RESULT", "").replace("%x, %one)", "%5, %one)")
+    images = f"1, {planes}, 6, 6, strides=[{36 * planes}, 36, 6, 1]"
+    text = text.replace("%x : Float(1, 4, 6, 6, strides=[144, 1, 24, 4]", f"%x : Float({images}")
+    weight = f"8, {planes}, 3, 3, strides=[{9 * planes}, 9, 3, 1]"
+    text = text.replace("8, 4, 1, 1, strides=[4, 1, 1, 1]", weight)
+    text = text.replace("(%x, %w, %none, %ones, %zeros", "(%x, %w, %none, %ones, %ones")
+    graph = parsed(text)
+    _C.run_pass("graph_fuser", graph)
+    assert kinds(graph) == ["llga::FusionGroup"] * 3
+    _C.run_pass("join_depthwise", graph)
+    torch._C._jit_pass_lint(graph)
+    assert kinds(graph) == ["llga::FusionGroup"] * left
+
+
 SHUFFLE = """
 graph(%x : Float(1, 4, 6, 6, strides=[144, 1, 24, 4], requires_grad=0, device=cpu)):
   %w : Float(4, 4, 1, 1, strides=[4, 1, 1, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
