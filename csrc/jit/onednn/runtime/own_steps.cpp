@@ -545,8 +545,9 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
-  // A group that is a pointwise and a depthwise convolution of channels-last images, and maybe a
-  // projection: one step, by a kernel of our own. False if the group or its data is anything else.
+  // A group that is a pointwise convolution of channels-last images, or one of a few planes, a
+  // depthwise one, and maybe a projection: one step, by a kernel of our own. False if the group or
+  // its data is anything else.
   bool expansion() {
     auto found = llga::expansion(draft_.lowered);
     if (!found || draft_.group_outputs.size() != 1 ||
