@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/direct_convolution.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 
 #include <algorithm>
 
@@ -43,7 +44,7 @@ int64_t rowsAtOnce(const DirectConvolution& c) {
 // Numbers of the weight, as they lie in panels but for vectors of zeros alone.
 int64_t weightsOf(const DirectConvolution& c) {
   const auto width = Linear::kernels().panel / 2;  // of a vector
-  return c.matrix().inputs * ((c.outputs + width - 1) / width * width);
+  return c.matrix().inputs * at::round_up(c.outputs, width);
 }
 
 // Beyond, oneDNN's kernels are as fast or faster, but for few planes.

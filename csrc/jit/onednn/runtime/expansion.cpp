@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 
 #include <algorithm>
 
@@ -41,8 +42,6 @@ int64_t rowsUnder(const Expansion& e, int64_t rows) {
   return llga::rowsUnder(rows, e.window, e.stride);
 }
 
-int64_t dividedUp(int64_t number, int64_t by) { return (number + by - 1) / by; }
-
 // Of the image, that a first convolution reads for rows of what is expanded.
 int64_t rowsUnder(const Expansion::First& first, int64_t rows) {
   return llga::rowsUnder(rows, first.window, first.stride);
@@ -60,9 +59,9 @@ int64_t costOf(const Expansion& e, const Division& division) {
   constexpr int64_t kRead = 20;      // a weight, or what another thread left
   constexpr int64_t kJoin = 1 << 18;
   const auto panel = Linear::kernels().panel;
-  const auto panels = dividedUp(e.channels, panel);
-  const auto channels = std::min(dividedUp(panels, division.channels) * panel, e.channels);
-  const auto rows = dividedUp(e.result_size[0], division.rows);
+  const auto panels = at::ceil_div(e.channels, panel);
+  const auto channels = std::min(at::ceil_div(panels, division.channels) * panel, e.channels);
+  const auto rows = at::ceil_div(e.result_size[0], division.rows);
   const auto under = std::min(rowsUnder(e, rows), e.size[0]);
   const auto of_pixel = channels * (kDepthwise * e.window * e.window + e.outputs);
   const auto products =
@@ -81,12 +80,16 @@ int64_t costOf(const Expansion& e, const Division& division) {
 // sum over all channels then, and there may be few. Dividing the rows expands some of them twice.
 Division divided(const Expansion& e, int64_t parts) {
   Division best{1, std::min(parts, e.result_size[0])};
+  auto least = costOf(e, best);
   const bool whole = e.channels % depthwiseKernels().width == 0;  // so that no part has too few
   const bool may = whole && (e.outputs == 0 || e.type == Expansion::Type::float32);
-  const auto most = may ? std::min(parts, dividedUp(e.channels, Linear::kernels().panel)) : 1;
+  const auto most = may ? std::min(parts, at::ceil_div(e.channels, Linear::kernels().panel)) : 1;
   for (int64_t channels = 2; channels <= most; ++channels) {
     const Division other{channels, std::min(parts / channels, e.result_size[0])};
-    best = costOf(e, other) < costOf(e, best) ? other : best;
+    if (const auto cost = costOf(e, other); cost < least) {
+      best = other;
+      least = cost;
+    }
   }
   return best;
 }
@@ -145,7 +148,7 @@ class PartOf {
   // What a first convolution reads for so many rows, whole lines of a cache.
   static int64_t copiedNumbers(const Expansion& e, int64_t rows) {
     constexpr int64_t kLine = 16;
-    return e.first ? dividedUp(rowsUnder(*e.first, rows) * rowOf(*e.first), kLine) * kLine : 0;
+    return e.first ? at::round_up(rowsUnder(*e.first, rows) * rowOf(*e.first), kLine) : 0;
   }
 
   static int64_t rowOf(const Expansion::First& first) {
@@ -161,26 +164,21 @@ class PartOf {
 
   void runBlock(int64_t row, int64_t end) {
     const auto top = row * e_.stride - e_.padding;
-    const auto first = std::max<int64_t>(0, top);
+    const auto first = std::max({int64_t{0}, top, end_});  // that is not there yet
     const auto last = std::min(e_.size[0], top + rowsUnder(e_, end - row));
     const auto pixel = (part_.image * e_.result_size[0] + row) * e_.result_size[1];
     const auto pixels = (end - row) * e_.result_size[1];
     const bool projects = e_.outputs != 0;
     auto* result = static_cast<T*>(part_.result);
     auto* lines = projects ? lines_ : result + pixel * width_ + part_.first_channel;
-    if (e_.first) {
-      copy(*e_.first, std::max(first, end_), last);
+    if (e_.first && first < last) {
+      copy(*e_.first, first, last);
     }
     int64_t channels = 0;
     for (int64_t c = 0; c < part_.channels; c += channels) {
       channels = channelsAtOnce(part_.channels - c);
       auto* chunk = memory_ + c * rows_ * e_.size[1];
-      if constexpr (kNarrow) {
-        expand(first, last, c, channels, chunk);
-      } else {
-        e_.first ? expandFirst(*e_.first, std::max(first, end_), last, c, channels, chunk)
-                 : expand(first, last, c, channels, chunk);
-      }
+      expand(first, last, c, channels, chunk);
       for (auto y = row; y < end; ++y) {
         const auto at = (y - row) * e_.result_size[1];
         if constexpr (kNarrow) {
@@ -223,28 +221,6 @@ class PartOf {
     return chunk + y % rows_ * e_.size[1] * channels;
   }
 
-  // Expands the rows up to `end` that are not there yet.
-  void expand(int64_t first, int64_t end, int64_t c, int64_t channels, float* chunk) const {
-    const auto panel = Linear::kernels().panel;
-    const auto channel = part_.first_channel + c;
-    const auto* bias = data_.pointwise_bias;
-    int64_t rows = 0;
-    for (auto y = std::max(first, end_); y < end; y += rows) {
-      rows = std::min(end - y, rows_ - y % rows_);  // that lie one behind the other
-      const auto pixels = rows * e_.size[1];
-      const auto from = (part_.image * e_.size[0] + y) * e_.size[1];
-      auto* to = rowOf(chunk, y, channels);
-      multiply(gemm::ProblemOf<T, float>{
-          pixels, e_.inputs, channels, e_.inner.rectifier,
-          static_cast<const T*>(data_.source) + from * e_.inputs, e_.inputs,
-          static_cast<const T*>(data_.pointwise) + channel * e_.inputs, panel * e_.inputs,
-          bias != nullptr ? bias + channel : nullptr, nullptr, to});
-      if (e_.inner.activation) {
-        activate(*e_.inner.activation, to, pixels * channels);
-      }
-    }
-  }
-
   // What a first convolution reads for the rows [first, end).
   void copy(const Expansion::First& f, int64_t first, int64_t end) const {
     const auto* source = static_cast<const float*>(data_.source);
@@ -252,22 +228,44 @@ class PartOf {
                 rowsUnder(f, end - first), copied_);
   }
 
-  // Expands the rows [first, end) from what copy() left.
-  void expandFirst(const Expansion::First& f, int64_t first, int64_t end, int64_t c,
-                   int64_t channels, float* chunk) const {
+  // Expands the rows [first, end).
+  void expand(int64_t first, int64_t end, int64_t c, int64_t channels, float* chunk) const {
+    const auto panel = Linear::kernels().panel;
     const auto channel = part_.first_channel + c;
     const auto* bias = data_.pointwise_bias;
-    for (auto y = first; y < end; ++y) {
-      auto* to = rowOf(chunk, y, channels);
-      multiply(gemm::Problem{
-          e_.size[1], e_.inputs, channels, e_.inner.rectifier,
-          copied_ + (y - first) * f.stride * rowOf(f), f.stride * f.rows.channels,
-          static_cast<const float*>(data_.pointwise) + channel * e_.inputs,
-          Linear::kernels().panel * e_.inputs, bias != nullptr ? bias + channel : nullptr, nullptr,
-          to, f.window, rowOf(f)});
+    gemm::ProblemOf<T, float> problem{0,
+                                      e_.inputs,
+                                      channels,
+                                      e_.inner.rectifier,
+                                      static_cast<const T*>(data_.source),
+                                      e_.inputs,
+                                      static_cast<const T*>(data_.pointwise) + channel * e_.inputs,
+                                      panel * e_.inputs,
+                                      bias != nullptr ? bias + channel : nullptr,
+                                      nullptr,
+                                      nullptr};
+    auto together = rows_;
+    auto row_stride = e_.size[1] * e_.inputs;
+    if (!e_.first) {
+      problem.source += (part_.image * e_.size[0] + first) * row_stride;
+    } else {  // each number from a window of what copy() left
+      together = 1;
+      problem.source = reinterpret_cast<const T*>(copied_);
+      problem.source_stride = e_.first->stride * e_.first->rows.channels;
+      problem.pieces = e_.first->window;
+      problem.piece_stride = rowOf(*e_.first);
+      row_stride = e_.first->stride * problem.piece_stride;
+    }
+    int64_t rows = 0;
+    for (auto y = first; y < end; y += rows) {
+      rows = std::min({together, end - y, rows_ - y % rows_});  // that lie one behind the other
+      problem.rows = rows * e_.size[1];
+      problem.result = rowOf(chunk, y, channels);
+      multiply(problem);
       if (e_.inner.activation) {
-        activate(*e_.inner.activation, to, e_.size[1] * channels);
+        activate(*e_.inner.activation, problem.result, problem.rows * channels);
       }
+      problem.source += rows * row_stride;
     }
   }
 
@@ -353,7 +351,7 @@ const char* Expansion::isa() const {
 std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) const {
   const auto panel = Linear::kernels().panel;
   const int64_t together = type == Type::float32 ? 1 : 2;
-  return {(outputs + panel - 1) / panel, inputs / together, panel * together};
+  return {at::ceil_div(outputs, panel), inputs / together, panel * together};
 }
 
 void Expansion::run(const Data& data) const {
@@ -369,10 +367,11 @@ void Expansion::runAs(const Data& data) const {
   const auto threads = int64_t{at::get_num_threads()};
   const auto panel = Linear::kernels().panel;
   const auto panels = panelSizes(inputs, channels)[0];
-  const auto [by_channel, by_row] = divided(*this, dividedUp(threads, images));
-  const auto most = std::min(dividedUp(panels, by_channel) * panel, channels);
-  const auto floats = std::max(PartOf<T>::scratch(*this, dividedUp(result_size[0], by_row), most),
-                               PartOf<T>::scratch(*this, result_size[0] / by_row, most));
+  const auto [by_channel, by_row] = divided(*this, at::ceil_div(threads, images));
+  const auto most = std::min(at::ceil_div(panels, by_channel) * panel, channels);
+  const auto floats =
+      std::max(PartOf<T>::scratch(*this, at::ceil_div(result_size[0], by_row), most),
+               PartOf<T>::scratch(*this, result_size[0] / by_row, most));
   // What the first channels are projected to is the result, to which the others' is added.
   const auto results = images * result_size[0] * result_size[1] * outputs;
   const auto apart = (by_channel - 1) * results;

@@ -112,6 +112,12 @@ bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph,
          inputs[1].sizes && result.dtype == type && result.sizes;
 }
 
+// Of float32 images, whose windows are of pixels side by side and of all channels.
+bool isDenseConvolution(const OpSpec& op, const LoweredGraph& graph) {
+  return isImageConvolution(op, graph) && op.get_attr<int64_t>(Attr::groups) == 1 &&
+         op.get_attr<Shape>(Attr::dilations) == Shape{1, 1};
+}
+
 std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
 
 bool isProductOf(const OpSpec& op, const Operand& a, const Operand& b) {
@@ -131,8 +137,7 @@ bool isPointwise(const OpSpec& op, const LoweredGraph& graph, at::ScalarType typ
 
 // Of float32 images of a few planes, by a small square window; their strides are not known yet.
 std::optional<Expansion::First> firstConvolution(const OpSpec& op, const LoweredGraph& graph) {
-  if (!isImageConvolution(op, graph) || op.get_attr<int64_t>(Attr::groups) != 1 ||
-      op.get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+  if (!isDenseConvolution(op, graph)) {
     return std::nullopt;
   }
   constexpr int64_t kMostColumns = 3;  // of the window; others were not measured
@@ -468,9 +473,7 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
 
 std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
                                                                      const LoweredGraph& graph) {
-  if (!ownKernelsAnywhere() || !isImageConvolution(*ops[0], graph) ||
-      ops[0]->get_attr<int64_t>(Attr::groups) != 1 ||
-      ops[0]->get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+  if (!ownKernelsAnywhere() || !isDenseConvolution(*ops[0], graph)) {
     return std::nullopt;
   }
   const auto behind = behindConvolution(ops);
@@ -501,7 +504,8 @@ bool isConvolutionOfPlanes(const Ops& ops, const Layout& images) {
     return false;
   }
   const auto sizes = images.get_dims();
-  if (sizes.size() != 4 || sizes[1] < 2 || sizes[1] > 4 || sizes[2] * sizes[3] < kManyPixels ||
+  if (sizes.size() != 4 || sizes[1] < 2 || sizes[1] > ImageRows::kFewPlanes ||
+      sizes[2] * sizes[3] < kManyPixels ||
       images.get_strides() != c10::TensorType::contiguousStridesOf(sizes)) {
     return false;
   }

@@ -80,9 +80,9 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
                                                                          const LoweredGraph& graph,
                                                                          Way way);
 
-// A small convolution, and maybe an addition and an activation; nothing for other partitions. The
-// strides of images and result are not known yet; with an addend, that and the result have to be
-// channels last.
+// A small convolution, or one of a few planes, and maybe SiLU, or an addition and another
+// activation; nothing for other partitions. The strides of images and result are not known yet;
+// with an addend, that and the result have to be channels last.
 std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
                                                                      const LoweredGraph& graph);
 

@@ -154,11 +154,7 @@ class OwnSteps {
     }
     Plan::Step step;
     bind(step, *draft_.knownSlot(data.id), layout);
-    const auto matrix = kernel.matrix();
-    const auto rows = weight.permute({0, 2, 3, 1}).reshape({matrix.outputs, matrix.inputs}).t();
-    bindPacked(step, inputs[1],
-               transformWeight(weight, matrix.weightSizes(), at::kFloat,
-                               [&](const at::Tensor& to) { Linear::toPanels(rows, to); }));
+    bindPanels(step, inputs[1], weight, matrixOf(weight), kernel.matrix().weightSizes());
     const auto bias = bindBias(step, inputs);
     const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
@@ -206,6 +202,20 @@ class OwnSteps {
     return bindPacked(step, operand,
                       transformWeight(weight, ordered.sizes().vec(), ordered.scalar_type(),
                                       [&](const at::Tensor& to) { to.copy_(ordered); }));
+  }
+
+  // `matrix`: the numbers of `weight`, inputs by outputs; `sizes`: in panels.
+  size_t bindPanels(Plan::Step& step, const Operand& operand, const at::Tensor& weight,
+                    const at::Tensor& matrix, const Shape& sizes) {
+    return bindPacked(step, operand,
+                      transformWeight(weight, sizes, weight.scalar_type(),
+                                      [&](const at::Tensor& to) { Linear::toPanels(matrix, to); }));
+  }
+
+  // Of a weight whose first dimension are its outputs: (row, column and channel of a convolution's
+  // window) by outputs.
+  static at::Tensor matrixOf(const at::Tensor& weight) {
+    return (weight.dim() == 4 ? weight.permute({0, 2, 3, 1}) : weight).flatten(1).t();
   }
 
   // A constant, as dense numbers of float32.
@@ -593,12 +603,9 @@ class OwnSteps {
       if (i == 1) {
         weight_at[i] = bindParameter(step, inputs[1], weight.squeeze(1).permute({1, 2, 0}));
       } else {
-        const auto matrix = weight.permute({0, 2, 3, 1}).flatten(1).t();
-        weight_at[i] = bindPacked(
-            step, inputs[1],
-            transformWeight(weight, kernel.panelSizes(matrix.size(0), matrix.size(1)),
-                            weight.scalar_type(),
-                            [&](const at::Tensor& to) { Linear::toPanels(matrix, to); }));
+        const auto matrix = matrixOf(weight);
+        weight_at[i] = bindPanels(step, inputs[1], weight, matrix,
+                                  kernel.panelSizes(matrix.size(0), matrix.size(1)));
       }
       bias_at[i] = bindBias(step, inputs);
     }
@@ -677,11 +684,8 @@ class OwnSteps {
     const auto& kernel = found->kernel;
     Plan::Step step;
     bindData(step, found->data);
-    bindPacked(
-        step, found->weight,
-        transformWeight(weight, kernel.weightSizes(), at::kBFloat16, [&](const at::Tensor& to) {
-          Linear::toPanels(found->outputs_last ? weight : weight.flatten(1).t(), to);
-        }));
+    bindPanels(step, found->weight, weight, found->outputs_last ? weight : matrixOf(weight),
+               kernel.weightSizes());
     const auto bias =
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
     const auto addend = bindAddend(step, found->addend, result);
