@@ -33,3 +33,19 @@ def fuser() -> Iterator[None]:
     yield
     llga_fuser.enable(previous)
     llga_fuser.clear_cache()
+
+
+@pytest.fixture
+def all_threads() -> None:
+    """Asked for by tests that run with as many threads as torch takes by itself."""
+
+
+@pytest.fixture
+def few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread for the others: on a busy machine two threads wait for each other, op by op."""
+    from util import restored
+
+    with restored(torch.get_num_threads, torch.set_num_threads):
+        if "all_threads" not in request.fixturenames:
+            torch.set_num_threads(1)
+        yield

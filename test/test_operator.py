@@ -725,10 +725,11 @@ def test_placement_of_weights(width: int) -> None:
 
 
 def run_fuser_tests(chosen: str, **environment: str) -> None:
-    """Those of `test_jit_llga_fuser.py` that `-k` chooses, in a process of its own."""
-    tests = Path(__file__).with_name("test_jit_llga_fuser.py")
+    """Those of the entry suite and of our kernels that `-k` chooses, in a process of its own."""
+    files = ("test_jit_llga_fuser.py", "test_own_kernels.py")
+    tests = [str(Path(__file__).with_name(name)) for name in files]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), "-k", chosen],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen],
         capture_output=True,
         text=True,
         timeout=300,

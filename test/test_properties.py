@@ -9,7 +9,7 @@ A program that fails is printed; it belongs into REGRESSIONS, smaller if possibl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,9 +113,12 @@ LAYERS: dict[str, Callable[[torch.Size], nn.Module]] = {
     "layer norm": lambda s: nn.LayerNorm(s[-1]),
     "prelu": lambda s: nn.PReLU(s[1]),
     "max pool": lambda s: nn.MaxPool2d(2, padding=1),
+    "max pool of the same size": lambda s: nn.MaxPool2d(3, 1, 1),
     "average pool": lambda s: nn.AvgPool2d(2),
+    "average pool of the same size": lambda s: nn.AvgPool2d(3, 1, 1, count_include_pad=False),
     "adaptive": lambda s: nn.AdaptiveAvgPool2d(2),
     "softmax": lambda s: nn.Softmax(-1),
+    "softmax of channels": lambda s: nn.Softmax(1),
     "upsample": lambda s: nn.Upsample(scale_factor=2),
 }
 MATRIX = ("torch.matmul({v}, {v}.transpose(-1, -2)) * 0.2", "torch.matmul({v}, {w}) * 0.2")
@@ -208,6 +211,44 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Tensor], torch.dtype]:
     return program, inputs, dtype
 
 
+def draw_image(draw: st.DrawFn, sides: Sequence[int], generator: torch.Generator) -> Tensor:
+    x = torch.randn(*sides, generator=generator)
+    return INPUT_LAYOUTS[draw(st.sampled_from(sorted(INPUT_LAYOUTS)))](x)
+
+
+@st.composite
+def operands(draw: st.DrawFn) -> tuple[Program, list[Tensor], torch.dtype]:
+    """An op, and others behind it whose operands broadcast and lie in memory in any order.
+
+    oneDNN fuses them, and has kernels that take an operand for one that lies like the result.
+    """
+    dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    torch.manual_seed(generator.initial_seed())
+    sides = [draw(st.sampled_from(n)) for n in ((1, 2, 3), (1, 2, 4, 8, 16, 17), SIDES, SIDES)]
+    inputs = [draw_image(draw, sides, generator).to(dtype)]
+    program = Program(["x0"], {"x0": twin(inputs[0])})
+    with torch.no_grad():
+        name = draw(st.sampled_from(["none", *sorted(LAYERS)]))
+        if name != "none":
+            program.layers["m0"] = LAYERS[name](inputs[0].shape).eval().to(dtype)
+            program.add("self.m0(x0)", keep=True)
+        for i in range(1, draw(st.integers(2, 4))):
+            v, w = program.names[-1], f"x{i}"
+            shape = program.values[v].shape
+            sides = [1 if draw(st.integers(0, 2)) == 0 else n for n in shape]
+            if draw(st.booleans()):
+                sides = list(shape)
+            inputs.append(draw_image(draw, sides, generator).to(dtype))
+            program.values[w] = twin(inputs[-1])
+            program.add(draw(st.sampled_from(BINARY)).format(v=v, w=w), keep=True)
+            if draw(st.booleans()):
+                code = draw(st.sampled_from(ELEMENTWISE[:5])).format(v=program.names[-1])
+                program.add(code, keep=True)
+    program.lines.append(f"return {program.names[-1]},")
+    return program, inputs, dtype
+
+
 # In bfloat16 each of the few steps rounds, in eager more often than fused.
 TOLERANCES = {torch.float32: Tolerance(2e-4), torch.bfloat16: Tolerance(0.08)}
 
@@ -247,15 +288,22 @@ def compare_some(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
     compare(*program)
 
 
+@settings(max_examples=100, derandomize=True, **COMMON)
+@given(operands())
+def compare_some_operands(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
+    compare(*program)
+
+
 @settings(max_examples=1500, **COMMON)
-@given(programs())
+@given(programs() | operands())
 def compare_many(program: tuple[Program, list[Tensor], torch.dtype]) -> None:
     compare(*program)
 
 
-def test_random_graphs() -> None:
+@pytest.mark.parametrize("some", [compare_some, compare_some_operands])
+def test_random_graphs(some: Callable[[], None]) -> None:
     before = llga_fuser.cache_info().hits
-    compare_some()
+    some()
     hits = llga_fuser.cache_info().hits - before
     # Which programs are drawn depends on hypothesis' version, what is fused on the processor.
     assert hits > 20, f"hardly anything was fused: {hits} calls of groups"

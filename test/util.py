@@ -20,6 +20,15 @@ from torch import Tensor, nn
 import llga_fuser
 
 GROUP = "llga::FusionGroup"
+Make = Callable[[], Tensor]
+
+MODES: dict[str, dict[str, Any]] = {
+    "traced": {},
+    "scripted": {"scripted": True},
+    "channels_last": {"memory_format": torch.channels_last},
+    "bf16": {"dtype": torch.bfloat16},
+    "autocast": {"autocast": True},
+}
 
 
 class Tolerance(NamedTuple):
@@ -100,6 +109,26 @@ def randomize(module: nn.Module) -> nn.Module:
                 if isinstance(getattr(m, "bias", None), Tensor):
                     m.bias.uniform_(-0.5, 0.5)
     return module
+
+
+def special(*shape: int) -> Make:
+    """NaN, infinities, zeros of both signs and ordinary numbers."""
+
+    def make() -> Tensor:
+        x = torch.randn(shape)
+        flat = x.view(-1)
+        for i, value in enumerate((torch.nan, torch.inf, -torch.inf, 0.0, -0.0)):
+            flat[i * 7 % flat.numel() :: 29] = value
+        return x
+
+    return make
+
+
+def one_by_one(channels: int = 4, weight: float = 1.0) -> nn.Conv2d:
+    """A convolution that only multiplies by `weight`: exact, and NaN stays in its pixel."""
+    conv = nn.Conv2d(channels, channels, 1, groups=channels, bias=False)
+    nn.init.constant_(conv.weight, weight)
+    return conv
 
 
 def twin(x: Any, scale: float = 1.0) -> Any:
@@ -215,6 +244,12 @@ def fused_graph(scripted: Any, *inputs: Any) -> Fused:
         if node.hasAttribute("llga_refused"):
             refused[node.kind()] = node.s("llga_refused")
     return Fused(groups, outside, refused, graph)
+
+
+def kernels_of(module: nn.Module, *inputs: Tensor) -> list[str]:
+    """What computes each group, in their order; nothing of groups that ran no primitive."""
+    groups = llga_fuser.report(module, *inputs, rounds=1).groups
+    return [group.main.implementation for group in groups if group.main is not None]
 
 
 def autocast_bf16(on: bool = True) -> contextlib.AbstractContextManager[Any]:

@@ -149,18 +149,8 @@ bool isTrue(const Value* value) {
 }
 
 const Node* soleComputation(const Graph& subgraph) {
-  const Node* sole = nullptr;
-  for (const auto* node : subgraph.nodes()) {
-    if (node->kind() == torch::jit::prim::Constant || isShapeArithmetic(node) ||
-        node->kind() == asFloatKind()) {
-      continue;
-    }
-    if (sole != nullptr) {
-      return nullptr;
-    }
-    sole = node;
-  }
-  return sole;
+  const auto found = computations(subgraph);
+  return found.size() == 1 ? found[0] : nullptr;
 }
 
 bool movesNumbers(const Node* node) {

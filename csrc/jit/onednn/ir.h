@@ -83,9 +83,10 @@ void refuse(Node* node, const std::string& reason);
 // nothing inside a group, where its result is known once per signature.
 bool isShapeArithmetic(const Node* node);
 
-// The nodes of a group's graph but for constants, lists and arithmetic on sizes, in its order.
+// The nodes of a group's graph but for constants, lists, arithmetic on sizes and identities, in its
+// order.
 std::vector<const Node*> computations(const Graph& subgraph);
-// The one node of a group's graph that computes tensors; null if there are several, or none.
+// The only one of them; null if there are several, or none.
 const Node* soleComputation(const Graph& subgraph);
 
 // True for convolutions and matrix products.

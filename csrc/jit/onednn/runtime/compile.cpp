@@ -218,6 +218,7 @@ class PlanCompiler {
       return winogradConvolution({&op}, draft_.lowered, Way::usual).has_value();
     });
     const bool narrow = ownsQuantizedProducts();
+    const auto root_of = roots();
     for (const auto& op : ops) {
       // oneDNN would take all convolutions of a stage of ResNets together.
       if (narrow && op.kind() == OpKind::Quantize &&
@@ -246,7 +247,7 @@ class PlanCompiler {
         }
         if (draft_.request.division == Division::binaries_apart ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
-            (folded && !foldsLike(value, other)) ||
+            (folded && !foldsLike(value, other)) || isMisread(other, value, root_of.at(value.id)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&
              isCopiedToAdd(other, value))) {
           found.insert(value.id);
@@ -254,6 +255,47 @@ class PlanCompiler {
       }
     }
     return found;
+  }
+
+  // Of each value, the kind of the op that gives it, or from which it is computed number by number.
+  std::unordered_map<size_t, OpKind> roots() const {
+    std::unordered_map<size_t, OpKind> found;
+    for (const auto& op : draft_.lowered.ops) {
+      const auto source = found.find(op.inputs()[0].id);
+      const bool passes = op.inputs().size() == 1 && source != found.end() &&
+                          !isWindowed(op.kind()) && !isSoftmax(op.kind());
+      const auto kind = passes ? source->second : op.kind();
+      for (const auto& output : op.outputs()) {
+        found.emplace(output.id, kind);
+      }
+    }
+    return found;
+  }
+
+  static bool isWindowed(OpKind kind) {
+    return kind == OpKind::AvgPool || kind == OpKind::MaxPool || kind == OpKind::Interpolate;
+  }
+
+  static bool isSoftmax(OpKind kind) {
+    return kind == OpKind::SoftMax || kind == OpKind::LogSoftmax;
+  }
+
+  // Whether oneDNN, 3.2 as 3.7, reads numbers of the operand in wrong places, and beyond its end,
+  // when it is fused to what gives the value. Poolings and resizings take it for as channels last
+  // as they compute; a softmax for whole; a binary op confuses channels and images of one pixel
+  // each.
+  static bool isMisread(const Operand& operand, const Operand& value, OpKind root) {
+    if (isWindowed(root)) {
+      return true;
+    }
+    if (!operand.sizes || !value.sizes || operand.sizes == value.sizes) {
+      return false;
+    }
+    const auto& sizes = *value.sizes;
+    const bool pixels = sizes.size() > 2 && std::all_of(sizes.begin() + 2, sizes.end(),
+                                                        [](int64_t size) { return size == 1; });
+    return isSoftmax(root) ||
+           (isBinary(root) && pixels && c10::multiply_integers(*operand.sizes) != 1);
   }
 
   // Over another dimension than the last. Between two products oneDNN 3.7 takes it for attention,

@@ -1,0 +1,1588 @@
+"""Kernels of our own but those of attention: taken where they are meant to be, and right there.
+
+Each is compared with eager, in each data type and instruction set that has it, with the sizes at
+which its code branches, and with NaN and infinity, which must reach what they reach in eager.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import llga_fuser
+from llga_fuser import _models
+from util import (
+    MODES,
+    assert_same,
+    check,
+    fuses,
+    has_avx2_kernels,
+    has_matrix_units,
+    has_narrow_products,
+    has_own_kernels,
+    kernels_of,
+    net,
+    one_by_one,
+    randomize,
+    restored,
+    to_script,
+)
+
+pytestmark = pytest.mark.usefixtures("fuser", "few_threads")
+
+
+class Grouped(NamedTuple):
+    """A convolution in groups: size of the input, and what it does."""
+
+    size: tuple[int, ...]
+    groups: int
+    kernel: Any = 3
+    stride: Any = 1
+    padding: Any = 1
+    dilation: Any = 1
+    bias: bool = True
+
+
+GROUPED = {
+    "of_4": Grouped((2, 24, 9, 13), 6),
+    "of_4_strided": Grouped((1, 128, 15, 8), 32, stride=2),
+    "of_4_odd_number": Grouped((1, 12, 9, 9), 3),
+    "of_4_in_rows": Grouped((1, 16, 5, 30), 4, kernel=(1, 5), padding=(0, 2), stride=(3, 1)),
+    "of_4_dilated": Grouped((3, 8, 20, 11), 2, dilation=(2, 3), padding=3, bias=False),
+    "of_4_mostly_padding": Grouped((1, 8, 2, 3), 2, padding=5),
+    "of_4_stride_3": Grouped((1, 8, 12, 12), 2, stride=3),
+    "of_8": Grouped((2, 128, 7, 17), 16),
+    "of_8_strided": Grouped((1, 128, 14, 9), 16, stride=2, kernel=5, padding=2),
+    "of_8_few_large": Grouped((1, 40, 6, 57), 5, bias=False),
+    "of_8_small": Grouped((3, 104, 7, 7), 13),
+    "of_8_one_tile": Grouped((1, 24, 5, 14), 3),
+    "of_8_strided_tiles": Grouped((1, 24, 9, 30), 3, stride=(1, 2), dilation=2, padding=2),
+    "of_16": Grouped((1, 128, 7, 7), 8),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("relu", [False, True], ids=["alone", "relu"])
+@pytest.mark.parametrize("case", GROUPED)
+def test_grouped_convolution(case: str, relu: bool) -> None:
+    """Small groups of channels-last images have a kernel of our own on processors with AVX2."""
+    c = GROUPED[case]
+    channels = c.size[1]
+    options = {"stride": c.stride, "padding": c.padding, "dilation": c.dilation, "bias": c.bias}
+    conv = nn.Conv2d(channels, channels, c.kernel, groups=c.groups, **options)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    m = net("F.relu(self.c(x))" if relu else "self.c(x)", c=conv)
+    check(m, [x], groups=1, fused="_convolution")
+    gc.collect()
+    llga_fuser.clear_cache()
+    others = llga_fuser.cache_info().packed_bytes
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(4):
+            script(x)
+    packed = llga_fuser.cache_info().packed_bytes - others
+    own = case not in {"of_4_odd_number", "of_4_stride_3", "of_16"}
+    # oneDNN's weights of grouped convolutions are not packed.
+    assert (packed > 0) == (own and has_avx2_kernels())
+
+
+NARROW_GROUPED = GROUPED | {
+    "of_4_many": Grouped((2, 36, 9, 13), 9, stride=(1, 2)),
+    "of_8_uneven": Grouped((1, 440, 7, 9), 55),
+    "of_8_in_columns": Grouped((1, 24, 40, 3), 3, kernel=(5, 1), padding=(2, 0), dilation=(2, 1)),
+    "of_8_large_window": Grouped((1, 24, 20, 40), 3, kernel=7, padding=3, stride=2, bias=False),
+    "of_16_wide": Grouped((1, 48, 5, 300), 3),
+    "of_16_one_pixel": Grouped((2, 32, 1, 1), 2),
+    "of_2": Grouped((1, 32, 7, 7), 16),
+    "window_of_4": Grouped((1, 32, 7, 7), 4, kernel=4),
+}
+# Fewer channels than a tile takes, pixels apart, other groups, other windows, contiguous as well.
+NOT_BY_TILES = {"of_4_odd_number", "of_4_dilated", "of_4_mostly_padding", "of_4_stride_3"}
+NOT_BY_TILES |= {"of_8_strided_tiles", "of_2", "window_of_4", "of_16_one_pixel"}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("relu", [False, True], ids=["alone", "relu"])
+@pytest.mark.parametrize("case", NARROW_GROUPED)
+def test_bfloat16_grouped_convolution(case: str, relu: bool) -> None:
+    """Small groups of channels-last images have a kernel of our own with matrix units."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = NARROW_GROUPED[case]
+    channels = c.size[1]
+    options = {"stride": c.stride, "padding": c.padding, "dilation": c.dilation, "bias": c.bias}
+    conv = nn.Conv2d(channels, channels, c.kernel, groups=c.groups, **options)
+    x = torch.randn(c.size)
+    m = net("F.relu(self.c(x))" if relu else "self.c(x)", c=conv).eval()
+    layout = torch.channels_last
+    check(m, [x], groups=1, fused="_convolution", dtype=torch.bfloat16, memory_format=layout)
+    found = kernels_of(m.bfloat16(), x.to(torch.bfloat16, memory_format=layout))
+    own = case not in NOT_BY_TILES and has_matrix_units()
+    assert ("llga_grouped:amx_bf16" in found) == own, found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_bfloat16_grouped_convolution_with_special_values(value: float) -> None:
+    """They reach the results of their group, and no others."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("self.c(x)", c=nn.Conv2d(40, 40, 3, padding=1, groups=5)).eval().bfloat16()
+    x = torch.randn(2, 40, 9, 70).bfloat16().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in ((0, 0, 0, 0), (1, 39, 8, 69), (0, 25, 4, 33)):
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        m.c.weight[9, 3, 1, 1] = value
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
+class Winograd(NamedTuple):
+    """A convolution of 3 x 3: size of the input, outputs, and what it does."""
+
+    size: tuple[int, ...]
+    outputs: int
+    padding: Any = 1
+    bias: bool = True
+    code: str = "self.c(x)"
+    fused: int = 1
+
+
+WINOGRAD = {
+    "alone": Winograd((1, 64, 28, 28), 64),
+    "small_tiles": Winograd((1, 256, 14, 14), 256),
+    "no_padding": Winograd((1, 64, 29, 31), 48, padding=0, code="F.relu(self.c(x))"),
+    "much_padding": Winograd((2, 48, 27, 18), 80, padding=(2, 1), bias=False),
+    "more_padding_than_image": Winograd((40, 128, 3, 3), 128, padding=4),
+    "narrow": Winograd((1, 128, 60, 6), 128),
+    "batch": Winograd((5, 32, 19, 22), 160, code="F.relu(self.c(x))"),
+    "skip": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(x) + x)"),
+    "skip_before": Winograd((3, 64, 15, 13), 64, bias=False, code="x + self.c(x)"),
+    "chain": Winograd((1, 64, 28, 28), 64, code="F.relu(self.c(F.relu(self.c(x))) + x)", fused=2),
+    "silu": Winograd((1, 64, 29, 31), 48, code="F.silu(self.c(x))"),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", WINOGRAD)
+def test_convolution_by_winograd(case: str) -> None:
+    c = WINOGRAD[case]
+    conv = nn.Conv2d(c.size[1], c.outputs, 3, padding=c.padding, bias=c.bias)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    m = net(c.code, c=conv).eval()
+    check(m, [x], groups=c.fused, fused="_convolution")
+    own = [name.startswith("llga_winograd:") for name in kernels_of(m, x)]
+    assert own == [has_own_kernels()] * c.fused
+
+
+# Larger ones: oneDNN multiplies numbers of bfloat16 twice as fast.
+NARROW_WINOGRAD = {
+    "alone": Winograd((1, 64, 56, 56), 64),
+    "few_outputs": Winograd((1, 128, 45, 47), 80, padding=0, code="F.relu(self.c(x))"),
+    "much_padding": Winograd((2, 64, 57, 48), 96, padding=(2, 1), bias=False),
+    "batch": Winograd((5, 96, 32, 32), 96, code="F.relu(self.c(x))"),
+    "large_weight": Winograd((2, 256, 28, 28), 256),
+    "skip": Winograd((1, 64, 56, 56), 64, code="F.relu(self.c(x) + x)"),
+    "skip_before": Winograd((3, 96, 35, 33), 96, bias=False, code="x + self.c(x)"),
+    "chain": Winograd((1, 64, 56, 56), 64, code="F.relu(self.c(F.relu(self.c(x))) + x)"),
+    "silu": Winograd((1, 64, 56, 56), 64, code="F.silu(self.c(x))"),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", NARROW_WINOGRAD)
+def test_bfloat16_convolution_by_winograd(case: str) -> None:
+    """Its arithmetic is that of float32: no further from the exact results than eager."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = NARROW_WINOGRAD[case]
+    conv = nn.Conv2d(c.size[1], c.outputs, 3, padding=c.padding, bias=c.bias)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    m = net(c.code, c=conv).eval()
+    check(m, [x], fused="_convolution", dtype=torch.bfloat16)
+    m, x = m.bfloat16(), x.bfloat16()
+    own = [name == "llga_winograd:avx512_bf16" for name in kernels_of(m, x)]
+    assert own
+    # With matrix units oneDNN's are much faster.
+    assert own == [has_narrow_products() and not has_matrix_units()] * len(own)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            result = script(x)
+        exact = copy.deepcopy(m).double()(x.double())
+        errors = [(y.double() - exact).norm().item() for y in (result, m(x))]
+    assert errors[0] <= 1.02 * errors[1]  # both round the result, which is most of it
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("code", ["x + F.silu(self.c(x))", "F.relu(F.silu(self.c(x)) + x)"])
+def test_winograd_with_silu_before_a_sum(code: str, dtype: torch.dtype) -> None:
+    """Of one partition or of two, as oneDNN's version has it."""
+    m = net(code, c=nn.Conv2d(64, 64, 3, padding=1)).eval()
+    x = torch.randn(1, 64, 56, 56).to(memory_format=torch.channels_last)
+    check(m, [x], groups=1, fused="_convolution silu add", dtype=dtype)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("code", ["y + self.c(y)", "F.relu(self.c(y) + y)"])
+def test_what_a_kernel_reads_is_not_written_over(code: str) -> None:
+    """The addend may be overwritten by the result, unless it is the data as well."""
+    image = torch.randn(2, 64, 28, 28)
+    pixel, spatial = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 3, padding=1)
+    check(net(f"y = self.a(x)\nreturn self.b({code})", a=pixel, b=pixel, c=spatial), [image])
+    rows, square = torch.randn(300, 64), nn.Linear(64, 64)
+    check(net(f"y = self.a(x)\nreturn self.b({code})", a=square, b=square, c=square), [rows])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        ((1, 64, 28, 28), torch.float32),
+        ((1, 256, 14, 14), torch.float32),
+        ((1, 64, 56, 56), torch.bfloat16),
+    ],
+    ids=["large", "small", "bf16"],
+)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("code", ["F.relu(self.c(x) + x)", "F.silu(self.c(x))"])
+def test_winograd_spreads_nothing(
+    code: str, size: tuple[int, ...], dtype: torch.dtype, value: float, threads: int
+) -> None:
+    """The transformed tile mixes all of its pixels; an infinity reaches its own neighbours only."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(code, c=nn.Conv2d(size[1], size[1], 3, padding=1)).eval().to(dtype)
+    # An exact zero times an infinity is NaN, a small number times it is an infinity.
+    m.c.weight.data[::3, ::2, 1, 1] = 0
+    m.c.weight.data[1::3, ::2, 1, 1] = 1e-12
+    x = torch.randn(size).to(memory_format=torch.channels_last).to(dtype)
+    with restored(torch.get_num_threads, torch.set_num_threads), torch.no_grad():
+        torch.set_num_threads(threads)
+        script = to_script(m, [x])
+        for _ in range(3):
+            script(x)
+        for place in ((0, 3, 0, 0), (0, 7, 5, 6), (0, 8, 13, 13)):
+            y = x.clone(memory_format=torch.preserve_format)
+            y[place] = value
+            result, expected = script(y), m(y)
+            assert_same(result, expected)
+            assert result.isfinite().sum() > result.numel() // 2
+
+
+@pytest.mark.parametrize(
+    ("why", "change"),
+    [
+        ("stride", {"stride": 2}),
+        ("dilation", {"dilation": 2}),
+        ("groups", {"groups": 2}),
+        ("kernel", {"kernel_size": 5}),
+        ("channels", {"in_channels": 12}),
+        ("few", {"in_channels": 16, "out_channels": 16}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_convolutions_are_left_to_onednn(why: str, change: dict[str, Any]) -> None:
+    options = {"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1, **change}
+    conv = nn.Conv2d(**options)
+    x = torch.randn(1, conv.in_channels, 28, 28).to(memory_format=torch.channels_last)
+    m = net("self.c(x)", c=conv).eval()
+    check(m, [x], groups=1, fused="_convolution")
+    assert not any(name.startswith("llga_winograd") for name in kernels_of(m, x)), why
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e38])
+def test_winograd_is_not_for_such_weights(value: float) -> None:
+    m = net("self.c(x)", c=nn.Conv2d(64, 64, 3, padding=1)).eval()
+    m.c.weight.data[5, 6, 1, 1] = value
+    x = torch.randn(1, 64, 28, 28).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+    assert not any(name.startswith("llga_winograd") for name in kernels_of(m, x))
+
+
+class Direct(NamedTuple):
+    """A small convolution: size of the input, outputs, window, and what it does."""
+
+    size: tuple[int, ...]
+    outputs: int
+    window: Any = 3
+    stride: Any = 1
+    padding: Any = 1
+    bias: bool = True
+    code: str = "self.c(x)"
+    own: bool = True
+
+
+DIRECT = {
+    "alone": Direct((1, 16, 16, 16), 16),
+    "rgb": Direct((1, 3, 33, 30), 16, stride=2, code="F.relu(self.c(x))"),
+    "pointwise": Direct((1, 8, 4, 4), 8, window=1, padding=0, code="F.relu6(self.c(x))"),
+    "pointwise_stride": Direct((2, 20, 9, 7), 24, window=1, stride=2, padding=0),
+    "one_pixel": Direct((1, 32, 1, 1), 70, window=1, padding=0),
+    "no_padding": Direct((3, 17, 7, 6), 18, padding=0, bias=False, code="F.hardswish(self.c(x))"),
+    "uneven": Direct((1, 5, 13, 19), 33, window=(3, 5), stride=(2, 3), padding=(2, 1)),
+    "row": Direct((2, 16, 1, 40), 16, window=(1, 7), padding=(0, 3)),
+    "tall": Direct((1, 8, 40, 2), 9, window=(5, 1), padding=(2, 0), stride=(3, 1)),
+    "padding_alone": Direct((1, 8, 2, 2), 8, padding=4),
+    "much_padding": Direct((1, 4, 3, 3), 8, window=3, padding=(7, 6), stride=5),
+    "batch": Direct((31, 8, 3, 5), 8),
+    "skip": Direct((1, 16, 12, 11), 16, code="F.relu(self.c(x) + x)"),
+    "skip_before": Direct((2, 16, 7, 5), 16, bias=False, code="x + self.c(x)"),
+    "silu": Direct((1, 16, 12, 11), 20, code="F.silu(self.c(x))"),
+    "silu_and_sum": Direct((1, 16, 12, 11), 16, code="F.silu(self.c(x)) + x", own=False),
+    "two_planes": Direct((1, 2, 24, 25), 32, window=5, padding=2, code="F.silu(self.c(x))"),
+    "planes_large_window": Direct((1, 3, 113, 112), 64, window=7, stride=2, own=False),
+    "large": Direct((1, 32, 32, 32), 32, own=False),
+    "heavy": Direct((1, 64, 4, 4), 64, own=False),
+    "short": Direct((1, 1, 9, 9), 16, own=False),
+    "few": Direct((1, 16, 9, 9), 3, own=False),
+}
+
+
+def is_direct(name: str) -> bool:
+    return name.startswith("llga_direct:")
+
+
+def direct(case: str) -> nn.Module:
+    c = DIRECT[case]
+    conv = nn.Conv2d(c.size[1], c.outputs, c.window, c.stride, c.padding, bias=c.bias)
+    return net(c.code, c=conv).eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gaps", "transposed"])
+@pytest.mark.parametrize("case", DIRECT)
+def test_small_convolution(case: str, layout: str) -> None:
+    """oneDNN's call would take longer than the arithmetic."""
+    m, size = direct(case), DIRECT[case].size
+    x = torch.randn(*size[:3], 2 * size[3])[..., ::2]
+    if layout == "transposed":
+        x = torch.randn(size[1], size[0], size[3], size[2]).permute(1, 0, 3, 2)
+    elif layout != "gaps":
+        last = layout == "channels_last"
+        form = torch.channels_last if last else torch.contiguous_format
+        x = x.contiguous(memory_format=form)
+    check(m, [x], groups=1, fused="_convolution")
+    if layout == "channels_last" or "x" not in DIRECT[case].code.replace("self.c(x)", ""):
+        owns = DIRECT[case].own and has_own_kernels()
+        assert [is_direct(name) for name in kernels_of(m, x)] == [owns]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("where", ["image", "weight", "bias"])
+def test_small_convolution_of_special_values(where: str, value: float) -> None:
+    """What is padded are zeros: times an infinity they are NaN, as in eager."""
+    m = direct("alone")
+    x = torch.randn(DIRECT["alone"].size)
+    if where == "image":
+        x[0, 3, 0, 5] = value
+    else:
+        getattr(m.c, where).data.view(-1)[7] = value
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+    assert any(map(is_direct, kernels_of(m, x))) == has_own_kernels()
+
+
+def test_small_convolutions_one_behind_the_other() -> None:
+    """Channels last between them, in the order of the input at the ends."""
+    layers = [nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    layers += [nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU(), nn.Conv2d(16, 12, 1)]
+    m = nn.Sequential(*layers).eval()
+    x = torch.randn(1, 3, 32, 32)
+    check(m, [x], groups=3)
+    assert [is_direct(name) for name in kernels_of(m, x)] == [has_own_kernels()] * 3
+
+
+LARGE_PLANES = {
+    "three": Direct((1, 3, 113, 160), 32, stride=2, code="F.silu(self.c(x))"),
+    "two": Direct((2, 2, 120, 113), 32, window=5, padding=2, code="F.hardswish(self.c(x))"),
+    "one": Direct((1, 1, 99, 98), 24, window=8, padding=3, own=False),
+    "four": Direct((3, 4, 64, 96), 24, padding=0, bias=False, code="F.relu(self.c(x))"),
+    "large_window": Direct((1, 3, 113, 112), 64, window=7, stride=2, own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gaps"])
+@pytest.mark.parametrize("case", LARGE_PLANES)
+def test_convolution_of_large_planes(case: str, layout: str) -> None:
+    """Few of them, which oneDNN takes longer to read; results are channels last."""
+    c = LARGE_PLANES[case]
+    conv = nn.Conv2d(c.size[1], c.outputs, c.window, c.stride, c.padding, bias=c.bias)
+    m = net(f"self.d({c.code})", c=conv, d=nn.Conv2d(c.outputs, 16, 1)).eval()
+    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
+    if layout != "gaps":
+        last = layout == "channels_last"
+        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        check(m, [x], groups=2, fused="_convolution")
+        with_silu = "silu" in c.code and not has_avx2_kernels()  # else it is a step of its own
+        own = c.own and (threads > 1 or with_silu)
+        assert is_direct(kernels_of(m, x)[0]) == (own and has_own_kernels())
+
+
+PLANES = {
+    "two": (2, 2, 33, 35),
+    "three": (1, 3, 64, 61),
+    "four": (5, 4, 32, 33),
+    "one": (1, 1, 40, 40),
+    "five": (2, 5, 40, 40),
+    "few_pixels": (2, 3, 30, 30),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", PLANES)
+def test_images_of_few_planes(case: str, dtype: torch.dtype) -> None:
+    """oneDNN takes several times as long to bring them into the order of channels last."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    images, channels, height, width = PLANES[case]
+    convs = {"c": nn.Conv2d(channels, 128, 7, 2, 3), "d": nn.Conv2d(128, 16, 1)}
+    m = net("F.relu(self.d(F.relu(self.c(x))))", **convs).eval()
+    x = torch.randn(images, channels, height, width)
+    check(m, [x], fused="_convolution", dtype=dtype)
+    m, x = m.to(dtype), x.to(dtype)
+    owns = 2 <= channels <= 4 and height * width >= 1024 and has_own_kernels()
+    for image in (x, x.contiguous(memory_format=torch.channels_last)):
+        found = llga_fuser.report(m, image, rounds=1).conversions
+        own = [c.text for c in found if "llga_interleave" in c.text]
+        assert len(own) == (owns and image is x), found
+        assert all("abcd ->" in text and "acdb (" in text for text in own)
+    x[0, 0, 1, 2], x[-1, -1, -1, -1] = math.nan, math.inf
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
+class Mean(NamedTuple):
+    """A mean over pixels: size of the data, and what it does."""
+
+    size: tuple[int, ...]
+    code: str = "F.adaptive_avg_pool2d(y, 1)"
+    own: bool = True
+
+
+MEAN = {
+    "pool": Mean((1, 16, 9, 7)),
+    "odd_channels": Mean((3, 21, 4, 5)),
+    "mean": Mean((2, 40, 7, 7), "y.mean([2, 3], keepdim=True)"),
+    "flat_mean": Mean((1, 40, 7, 7), "y.mean([2, 3])"),
+    "many": Mean((3, 512, 13, 13), "y.mean((-2, -1))"),
+    "other_dims": Mean((2, 40, 7, 7), "y.mean([1, 2])", own=False),
+    "window": Mean((1, 16, 6, 8), "F.avg_pool2d(y, (6, 8))"),
+    "large": Mean((1, 64, 40, 40), own=False),
+    "part": Mean((1, 16, 6, 8), "F.avg_pool2d(y, (3, 8))", own=False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("value", [1.0, math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("case", MEAN)
+def test_mean_over_pixels(case: str, value: float, dtype: torch.dtype) -> None:
+    c = MEAN[case]
+    m = net(f"y = self.c(x)\nreturn {c.code}", c=nn.Conv2d(4, c.size[1], 1)).eval()
+    x = torch.randn(c.size[0], 4, *c.size[2:])
+    x[0, 1, 2, 3] = value
+    check(m, [x], dtype=dtype)
+    m, x = m.to(dtype), x.to(dtype)
+    if fuses(dtype):
+        assert ("llga_mean" in kernels_of(m, x)) == (c.own and has_own_kernels())
+
+
+def test_stages_of_a_resnet_are_taken_apart() -> None:
+    """oneDNN has a pattern for them as a whole, in which no other kernel could do a convolution."""
+    models = _models.load_torchvision().models.resnet
+    beside = nn.Sequential(nn.Conv2d(128, 256, 1, stride=2, bias=False), nn.BatchNorm2d(256))
+    blocks = [models.Bottleneck(256, 64) for _ in range(3)]
+    m = nn.Sequential(models.Bottleneck(128, 64, 2, beside), *blocks).eval()
+    groups = 13 if has_own_kernels() else None
+    fused = check(m, [torch.randn(1, 128, 28, 28)], groups=groups, fused="_convolution relu add")
+    if has_own_kernels():
+        assert all(group["aten::_convolution"] == 1 for group in fused.groups)
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_residual_blocks_in_bfloat16() -> None:
+    """oneDNN would take them as a whole; their values lie one over the other, where they may."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    resnet = _models.load_torchvision().models.resnet
+    beside = nn.Sequential(nn.Conv2d(64, 256, 1, bias=False), nn.BatchNorm2d(256))
+    blocks = [resnet.Bottleneck(256, 64) for _ in range(2)]
+    m = nn.Sequential(resnet.Bottleneck(64, 64, 1, beside), *blocks).eval()
+    x = torch.randn(1, 64, 56, 56).to(memory_format=torch.channels_last)
+    check(m, [x], fused="_convolution relu add", dtype=torch.bfloat16, calls=6)
+
+
+def test_winograd_shares_its_weight() -> None:
+    """Between signatures with the same tile; the module's own copy stays as it is."""
+    m = net("self.c(x)", c=nn.Conv2d(64, 64, 3, padding=1)).eval()
+    gc.collect()
+    llga_fuser.clear_cache()
+    others = llga_fuser.cache_info().packed_bytes
+    with torch.no_grad():
+        script = to_script(m, [torch.randn(1, 64, 28, 28)])
+        for height in (28, 32, 40):
+            x = torch.randn(1, 64, height, 28).to(memory_format=torch.channels_last)
+            for _ in range(3):
+                assert_same(script(x), m(x))
+    packed = llga_fuser.cache_info().packed_bytes - others
+    assert packed == (m.c.weight.nbytes * (4 if has_own_kernels() else 1))
+
+
+class Applied(NamedTuple):
+    """What an activation is applied to: some code, and whether that takes another pass."""
+
+    code: str
+    size: tuple[int, ...]
+    apart: bool
+
+
+APPLIED = {
+    "conv": Applied("self.c(x)", (2, 16, 13, 11), apart=True),
+    "residual": Applied("self.c(x) + x", (1, 16, 17, 19), apart=True),
+    "linear": Applied("self.l(x)", (67, 8), apart=True),
+    "few": Applied("self.c(x)", (1, 16, 5, 7), apart=False),
+    "read twice": Applied("self.c(x)", (2, 16, 13, 11), apart=False),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "function", ["F.silu", "F.gelu", "tanh gelu", "torch.sigmoid", "torch.tanh", "gate"]
+)
+@pytest.mark.parametrize("case", APPLIED)
+def test_activation_in_place(case: str, function: str, threads: int) -> None:
+    """Large results get their activation from a kernel of our own, most of them without AVX-512."""
+    torch.set_num_threads(threads)
+    applied = APPLIED[case]
+    special = {"gate": "z * torch.sigmoid(z)", "tanh gelu": "F.gelu(z, approximate='tanh')"}
+    result = special.get(function, f"{function}(z)")
+    result += ", z" if case == "read twice" else ""
+    m = net(f"z = {applied.code}\nreturn {result}", c=one_by_one(16), l=nn.Linear(8, 67)).eval()
+    x = 3 * torch.randn(applied.size)
+    if x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+    check(m, [x], fused="linear" if case == "linear" else "conv")
+    report = llga_fuser.report(m, x, rounds=1)
+    kernels = [p.implementation for g in report.groups for p in g.primitives]
+    apart = applied.apart
+    if case == "residual" and function == "F.silu":
+        apart = False  # in no pattern of oneDNN, so in no group with the sum
+    if case == "read twice" and function in {"gate", "F.gelu", "tanh gelu"}:
+        apart = True  # groups of their own
+    slow = has_own_kernels() if function == "tanh gelu" else has_avx2_kernels()
+    assert ("llga_activation:avx2" in kernels) == (apart and slow), kernels
+
+
+def test_gate_that_is_read_elsewhere() -> None:
+    """Its product with the value is no SiLU then: the gate itself is wanted, too."""
+    m = net("z = self.c(x)\ng = torch.sigmoid(z)\nreturn z * g, g", c=one_by_one(16))
+    check(m, [torch.randn(2, 16, 13, 11)], fused="conv")
+
+
+ALONE = {
+    "rows": (3, 5, 1024),
+    "few": (3, 5, 16),
+    "channels_last": (2, 16, 13, 17),
+    "padded rows": (3, 5, 1024),
+    "large": (9, 512, 512),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", ALONE)
+@pytest.mark.parametrize(
+    ("approximate", "dtype"),
+    [("none", torch.float32), ("tanh", torch.float32), ("tanh", torch.bfloat16)],
+    ids=["erf", "tanh", "tanh-bf16"],
+)
+def test_gelu_alone(approximate: str, dtype: torch.dtype, case: str, threads: int) -> None:
+    """A group of its own: PyTorch's takes several times as long."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    torch.set_num_threads(threads)
+    x = 3 * torch.randn(ALONE[case]).to(dtype)
+    if case == "channels_last":
+        x = x.to(memory_format=torch.channels_last)
+    if case == "padded rows":
+        x = 3 * torch.randn(3, 5, 1030).to(dtype)[..., :1024]
+    m = net(f"F.gelu(x, approximate='{approximate}')").eval()
+    check(m, [x], fused="gelu", groups=1, dtype=dtype)
+    report = llga_fuser.report(m, x, rounds=1)
+    kernels = [p.implementation for g in report.groups for p in g.primitives]
+    slow = has_own_kernels() if approximate == "tanh" else has_avx2_kernels()
+    assert (kernels == ["llga_activation:avx2"]) == (case != "few" and slow), kernels
+
+
+def test_gelu_alone_overwrites_only_what_is_its_own() -> None:
+    m = net(
+        "y = self.l(x)\nz = F.gelu(y, approximate='tanh')\nreturn z, F.gelu(x), self.m(z)",
+        l=nn.Linear(64, 96),
+        m=nn.Linear(96, 64),
+    )
+    check(m, [torch.randn(70, 64)], fused="gelu linear")
+    m = net(
+        "y = self.l(x).view(7, -1)\n"
+        "return self.m(F.gelu(y, approximate='tanh').view(70, -1)) + y[0, 0]",
+        l=nn.Linear(64, 96),
+        m=nn.Linear(96, 64),
+    )
+    check(m, [torch.randn(70, 64)], fused="gelu linear")
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_gelu_behind_and_before_others(owned: bool) -> None:
+    """What oneDNN would fuse with its last op stays outside of its group."""
+    m = net(
+        "y = self.l(x)\nz = F.gelu(y, approximate='tanh') * 3 + x\n"
+        + ("return z" if owned else "return z, y"),
+        l=nn.Linear(64, 64),
+    )
+    check(m, [torch.randn(70, 64)], fused="gelu linear")
+
+
+SPECIAL = {
+    "silu": "F.silu({})",
+    "gelu": "F.gelu({})",
+    "tanh_gelu": "F.gelu({}, approximate='tanh')",
+    "sigmoid": "torch.sigmoid({})",
+    "tanh": "torch.tanh({})",
+}
+
+
+@pytest.mark.parametrize("function", SPECIAL)
+def test_activation_of_special_values(function: str) -> None:
+    """All of the range, infinities made on the way, small numbers to their last digits."""
+    x = torch.logspace(-30, 38, 16 * 17 * 19).view(1, 17, 19, 16).permute(0, 3, 1, 2)
+    x = torch.cat([x, -x, torch.linspace(-100, 100, x.numel()).view_as(x), torch.zeros_like(x)])
+    m = net(SPECIAL[function].format("self.c(x)"), c=one_by_one(16, weight=16)).eval()
+    expected = m(x)
+    assert expected.isnan().any() == (function in {"silu", "gelu", "tanh_gelu"})  # infinity times 0
+    check(m, [x], groups=2 if function == "tanh_gelu" else 1)
+    with torch.no_grad():
+        fast = llga_fuser.compile(m, x)(x)
+    # Eager's own GELU has no digits left where it is as good as zero.
+    double = net(SPECIAL[function].format("16 * x"))(x.double())
+    error = (fast.double() - double).abs() / double.abs().clamp(min=1)
+    assert error[expected.isfinite()].max() < 1e-6
+
+
+def dense(rank: int = 4, widths: Sequence[int] = (8, 5, 32), relu: str = "torch.relu") -> nn.Module:
+    """Layers of a dense block, each of which gives some more channels."""
+    conv = {4: nn.Conv2d, 5: nn.Conv3d}[rank]
+    norm = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[rank]
+    lines, members, total = ["v = [self.c0(x)]"], {"c0": conv(3, widths[0], 3, padding=1)}, 0
+    for i, width in enumerate(widths[1:], 1):
+        total += widths[i - 1]
+        lines.append(
+            f"v = v + [self.c{i}({relu}(self.n{i}(torch.cat(v, 1) if {i} > 1 else v[0])))]"
+        )
+        members |= {f"c{i}": conv(total, width, 3, padding=1), f"n{i}": norm(total)}
+    members |= {"n": norm(sum(widths)), "last": conv(sum(widths), 4, 1)}
+    lines.append(f"return self.last({relu}(self.n(torch.cat(v, 1))))")
+    return net("\n".join(lines), **members)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    "module",
+    [
+        dense(),
+        dense(5),
+        dense(widths=(1, 1, 1, 7)),
+        dense(widths=(70, 64)),
+        dense(relu=""),
+        dense(relu="F.silu"),
+    ],
+    ids=["4d", "5d", "thin", "wide", "without relu", "silu"],
+)
+def test_concat_and_batch_norm(module: nn.Module, mode: str) -> None:
+    """One group: oneDNN would copy, and then normalize."""
+    torch.manual_seed(0)
+    module = randomize(module)
+    rank = module.c0.weight.dim()
+    found = check(module, [torch.randn(2, 3, *(7, 5, 6)[: rank - 2])], fused="cat", **MODES[mode])
+    if mode == "traced":
+        alone = [ops for ops in found.groups if list(ops) == ["aten::cat"]]
+        assert not alone, found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_concat_and_batch_norm_of_special_values(dtype: torch.dtype) -> None:
+    """Infinities, and NaN from a scale of zero; ReLU keeps NaN. The inputs are finite."""
+    module = net(
+        "self.last(torch.relu(self.n(torch.cat([self.p(x), self.q(x)], 1))))",
+        p=one_by_one(weight=1e30),
+        q=one_by_one(weight=-1.0),
+        n=nn.BatchNorm2d(8),
+        last=one_by_one(8),
+    )
+    with torch.no_grad():
+        module.n.weight[2] = 0
+        module.n.weight[3] = -1
+    x = torch.randn(2, 4, 9, 7)
+    x[0, :, ::3] *= 1e30
+    expected = module.eval()(x)
+    assert expected.isnan().any() and expected.isinf().any()
+    check(module, [x], groups=4, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "c = torch.cat([a, b], 1)\nreturn self.l(torch.relu(self.n(c))) + c.mean()",
+        "c = torch.cat([a, b], 1)\nb.mul_(2)\nreturn self.l(torch.relu(self.n(c))) + b.mean()",
+        "c = torch.cat([a, b], 2)\nreturn self.k(torch.relu(self.m(c)))",
+        "c = torch.cat([a, a, b], 1)\nreturn self.l2(torch.relu(self.n2(c)))",
+        "c = torch.cat([a, x], 1)\nreturn self.l3(torch.relu(self.n3(c)))",
+    ],
+    ids=["read twice", "part written to", "other dimension", "part twice", "part from outside"],
+)
+def test_concat_and_batch_norm_beside_others(code: str) -> None:
+    module = net(
+        "a, b = self.p(x), self.q(x)\n" + code,
+        p=nn.Conv2d(3, 8, 3),
+        q=nn.Conv2d(3, 8, 3),
+        n=nn.BatchNorm2d(16),
+        l=nn.Conv2d(16, 4, 1),
+        m=nn.BatchNorm2d(8),
+        k=nn.Conv2d(8, 4, 1),
+        n2=nn.BatchNorm2d(24),
+        l2=nn.Conv2d(24, 4, 1),
+        n3=nn.BatchNorm2d(11),
+        l3=nn.Conv2d(11, 4, 1),
+    )
+    if "[a, x]" in code:
+        module.p.padding = (1, 1)
+    check(randomize(module), [torch.randn(2, 3, 8, 6)])
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("activation", ["", "F.relu", "F.hardswish"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    "size", [(1, 3, 5), (1, 8, 700), (1, 517, 96), (2, 64, 33), (1, 1, 1, 40, 9)], ids=str
+)
+def test_linear_of_one_row(size: tuple[int, ...], bias: bool, activation: str) -> None:
+    """It has a kernel of our own, which takes the weight as it is."""
+    *outer, inputs, outputs = size
+    m = net(f"{activation}(self.l(x))", l=nn.Linear(inputs, outputs, bias=bias)).eval()
+    x = torch.randn(*outer, inputs)
+    check(m, [x], groups=1, fused="linear")
+    own = math.prod(outer) == 1 and has_own_kernels()
+    assert kernels_of(m, x) == ["llga_gemv:avx2"] or not own
+    assert own or "llga_gemv:avx2" not in kernels_of(m, x)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize(
+    "code", ["self.l(x)", "F.relu(self.l(x))", "F.silu(self.l(x))", "y + self.l(x)"]
+)
+@pytest.mark.parametrize(
+    "size",
+    [(1, 3, 5), (1, 517, 96), (2, 64, 33), (7, 300, 8), (13, 70, 50), (2, 8, 600, 64)],
+    ids=str,
+)
+def test_few_rows_of_a_narrow_weight(size: tuple[int, ...], code: str) -> None:
+    """A weight of bfloat16 is read as such, also if it is there in float32."""
+    *outer, inputs, outputs = size
+    m = net(code, "x, y", l=nn.Linear(inputs, outputs)).eval()
+    m.l.weight.data = m.l.weight.detach().bfloat16().float()
+    x, y = torch.randn(*outer, inputs), torch.randn(*outer, outputs)
+    check(m, [x, y], groups=1, fused="linear")
+    narrow = [name for name in kernels_of(m, x, y) if "_bf16_weight" in name]
+    kind = "gemv:avx2" if math.prod(outer) == 1 and "y" not in code else "gemm"
+    assert len(narrow) == has_own_kernels()
+    assert all(name.startswith("llga_" + kind.replace(":", "_bf16_weight:")) for name in narrow)
+    with torch.no_grad():
+        m.l.weight[-1, -1] += 2.0**-20  # one number is enough
+    assert not any("_bf16_weight" in name for name in kernels_of(m, x, y))
+    check(m, [x, y], groups=1, fused="linear")
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf, 3e38, 1e-40])
+def test_special_numbers_of_a_narrow_weight(special: float) -> None:
+    m = net("self.l(x)", l=nn.Linear(40, 24)).eval()
+    m.l.weight.data = m.l.weight.detach().bfloat16()
+    m.l.weight.data[3, 5] = special
+    m.l.weight.data = m.l.weight.data.float()
+    for rows in (1, 3):
+        check(m, [torch.randn(rows, 40)])
+
+
+TILED = "llga_gemm:amx_bf16"
+
+
+class Tiled(NamedTuple):
+    """A linear layer of bfloat16, or of images a pointwise convolution, and what follows it."""
+
+    size: tuple[int, ...]
+    outputs: int
+    code: str = "self.l(x)"
+    bias: bool = True
+    threads: int = 2
+    own: bool = True
+
+
+TILED_LINEAR = {
+    "plain": Tiled((40, 64), 96),
+    "no bias": Tiled((40, 64), 96, bias=False),
+    # No whole tiles of rows, outputs or inputs; several blocks of rows, and of inputs.
+    "uneven rows": Tiled((2, 35, 64), 32),
+    "uneven outputs": Tiled((20, 64), 83),
+    "few outputs": Tiled((33, 32), 7),
+    "uneven inputs": Tiled((45, 74), 60),
+    "few inputs": Tiled((17, 2), 40),
+    "many rows": Tiled((3, 219, 34), 50),
+    "many inputs": Tiled((49, 1030), 70),
+    "all uneven": Tiled((301, 550), 103),
+    "few rows": Tiled((3, 64), 96),
+    "one row": Tiled((1, 64), 96),
+    "one thread": Tiled((150, 320), 200, threads=1),
+    "two threads, by rows": Tiled((600, 130), 70),
+    "two threads, by outputs": Tiled((90, 130), 700),
+    "sum": Tiled((40, 64), 64, "self.l(x) + x"),
+    "sum first": Tiled((40, 64), 64, "x + self.l(x)"),
+    "sum over its addend": Tiled((70, 64), 64, "z = torch.tanh(x * 2)\nreturn z + self.l(x)"),
+    "relu": Tiled((40, 64), 96, "F.relu(self.l(x))"),
+    "relu of a sum": Tiled((40, 64), 64, "F.relu(self.l(x) + x)"),
+    "gelu": Tiled((50, 64), 1000, "F.gelu(self.l(x))"),
+    "gelu, tanh": Tiled((50, 64), 300, "F.gelu(self.l(x), approximate='tanh')"),
+    "silu": Tiled((50, 64), 83, "F.silu(self.l(x))"),
+    "sigmoid": Tiled((50, 64), 83, "torch.sigmoid(self.l(x))"),
+    "tanh": Tiled((50, 64), 83, "torch.tanh(self.l(x))"),
+    "hardswish": Tiled((50, 64), 83, "F.hardswish(self.l(x))"),
+    "images": Tiled((2, 32, 9, 11), 72),
+    "images, sum": Tiled((1, 32, 9, 11), 32, "F.relu(self.l(x) + x)"),
+    "images, silu": Tiled((2, 34, 9, 11), 33, "F.silu(self.l(x))"),
+    "one pixel": Tiled((20, 32, 1, 1), 8, "F.relu(self.l(x))"),
+    # What stays with oneDNN.
+    "odd inputs": Tiled((40, 63), 96, own=False),
+    "few rows by a large weight": Tiled((15, 768), 768, own=False),
+    "many products": Tiled((1100, 704), 704, own=False),
+    "other activation": Tiled((40, 64), 96, "F.elu(self.l(x))", own=False),
+}
+
+
+def tiled(case: Tiled) -> nn.Module:
+    linear: nn.Module
+    if len(case.size) == 4:
+        linear = nn.Conv2d(case.size[1], case.outputs, 1, bias=case.bias)
+    else:
+        linear = nn.Linear(case.size[-1], case.outputs, bias=case.bias)
+    code = case.code if "return" in case.code else f"return {case.code}"
+    return net(code, l=linear).eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", TILED_LINEAR)
+def test_bfloat16_linear(case: str) -> None:
+    """With matrix units they have a kernel of our own."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = TILED_LINEAR[case]
+    torch.set_num_threads(c.threads)
+    layout = torch.channels_last if len(c.size) == 4 else None
+    m = tiled(c)
+    x = torch.randn(c.size)
+    check(m, [x], dtype=torch.bfloat16, memory_format=layout)
+    x = x.to(torch.bfloat16, memory_format=layout or torch.preserve_format)
+    found = kernels_of(m.bfloat16(), x)
+    assert (TILED in found) == (c.own and has_matrix_units()), found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("inputs", [64, 74])
+def test_bfloat16_linear_with_special_values(inputs: int, value: float) -> None:
+    """They reach the results of their row or output, and no others."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("self.l(x)", l=nn.Linear(inputs, 40)).eval().bfloat16()
+    x = torch.randn(36, inputs).bfloat16()
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in ((0, 0), (35, inputs - 1), (17, 33)):
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        m.l.weight[5, inputs - 1] = value
+        m.l.weight[39, 0] = value
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
+@pytest.mark.parametrize("activation", ["", "F.relu", "F.hardswish"])
+def test_linear_of_one_row_with_special_values(activation: str) -> None:
+    m = net(f"{activation}(self.l(x))", l=nn.Linear(45, 20)).eval()
+    x = torch.randn(1, 45)
+    with torch.no_grad():
+        m.l.weight[::2, 44] = 0  # behind the last whole vector
+        m.l.weight[3, 2] = math.inf
+        m.l.bias[7] = -math.inf
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+        for place, value in ((44, math.inf), (0, math.nan), (20, 3e38), (37, -math.inf)):
+            y = x.clone()
+            y[0, place] = value
+            assert_same(script(y), m(y))
+
+
+class Rows(NamedTuple):
+    """A linear layer, or of images a pointwise convolution: size of the data, outputs, and how it
+    is written down; and for which instruction sets it has a kernel of our own.
+    """
+
+    size: tuple[int, ...]
+    outputs: int
+    code: str = "self.l(x)"
+    bias: bool = True
+    own: str = "avx2 avx512"
+    threads: int = 2
+    options: tuple[tuple[str, int], ...] = ()  # of the convolution
+
+
+ROWS = {
+    "plain": Rows((8, 30), 16),
+    "odd": Rows((13, 7), 41),
+    "one_output": Rows((50, 33), 1),
+    "one_input": Rows((9, 1), 20),
+    "many_rows": Rows((2, 300, 40), 72, code="F.relu(self.l(x))", own="avx2"),
+    "many_rows_of_many_inputs": Rows((3, 200, 200), 45, code="F.relu(self.l(x))"),
+    "too_many_rows": Rows((1025, 192), 30, own="avx2"),
+    "blocks": Rows((1000, 16), 50, bias=False, own="avx2"),
+    "parts": Rows((128, 1500), 70, code="F.relu(self.l(x) + y)"),
+    "parts_of_blocks": Rows((390, 1700), 33, code="F.gelu(self.l(x))"),
+    "parts_without_bias": Rows((9, 5003), 40, code="F.hardtanh(self.l(x), 0, 6)", bias=False),
+    "many_threads": Rows((50, 100), 70, code="F.relu(self.l(x) + y)", threads=9),
+    "more_threads_than_panels": Rows((300, 200), 20, code="self.l(x) + y", threads=7),
+    "batch": Rows((3, 2, 16, 64), 48, code="F.relu(self.l(x) + y)"),
+    "skip_before": Rows((197, 200), 100, code="y + self.l(x)"),
+    "skip_without_bias": Rows((20, 96), 31, code="self.l(x) + y", bias=False),
+    "relu6": Rows((20, 96), 31, code="F.relu6(self.l(x))"),
+    "hardswish": Rows((20, 96), 31, code="F.hardswish(self.l(x))"),
+    "gelu": Rows((60, 96), 100, code="F.gelu(self.l(x))"),
+    "few_of_gelu": Rows((8, 96), 10, code="F.gelu(self.l(x))"),
+    "of_matmul": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v"),
+    "of_matmul_and_skip": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v + y"),
+    "few_rows": Rows((7, 30), 16, own="avx512"),
+    # For AVX-512 oneDNN computes both at once.
+    "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u", own="avx2"),
+    "heads": Rows((2, 20, 64), 48, code="self.l(x).view(2, 20, 4, 12).transpose(1, 2)"),
+    "heads_of_relu": Rows(
+        (2, 20, 64), 48, code="F.relu(self.l(x)).view(2, 20, 4, 12).permute(2, 0, 3, 1)"
+    ),
+    "view_of_gelu": Rows((2, 20, 64), 48, code="F.gelu(self.l(x)).view(40, 6, 1, 8)"),
+    "relu_of_heads": Rows(
+        (2, 20, 64), 48, code="F.relu(self.l(x).view(2, 20, 4, 12).transpose(1, 2))"
+    ),
+    "heads_of_sum": Rows(
+        (2, 20, 64), 48, code="(self.l(x) + y).view(2, 20, 4, 12).transpose(1, 2)"
+    ),
+    "copied": Rows((2, 20, 64), 48, code="self.l(x).transpose(0, 1).reshape(40, 48)", own=""),
+    "images": Rows((1, 512, 7, 9), 260, own="avx512"),
+    "images_and_relu": Rows((2, 400, 5, 7), 333, code="F.relu(self.l(x))", own="avx512"),
+    "images_and_relu6": Rows((1, 512, 7, 7), 256, code="F.relu6(self.l(x))", own="avx512"),
+    "images_and_silu": Rows((1, 512, 7, 7), 256, code="F.silu(self.l(x))", own="avx512"),
+    "images_and_skip": Rows(
+        (1, 512, 7, 7), 256, code="F.relu(self.l(x) + y)", bias=False, own="avx512"
+    ),
+    "one_pixel_and_skip": Rows((1, 512, 1, 1), 256, code="F.relu(self.l(x) + y)", own="avx512"),
+    "pixels": Rows((30, 512, 1, 1), 256, own="avx512"),
+    "large_images": Rows((1, 512, 20, 11), 256, own=""),
+    "images_of_few_channels": Rows((1, 256, 7, 7), 256, own=""),
+    "strided": Rows((1, 512, 7, 7), 256, own="", options=(("stride", 2),)),
+    "padded": Rows((1, 512, 7, 7), 256, own="", options=(("padding", 1),)),
+    "groups": Rows((1, 1024, 7, 7), 1024, own="", options=(("groups", 4),)),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", ROWS)
+def test_linear_of_many_rows(case: str) -> None:
+    """It has a kernel of our own, whose weights lie in panels."""
+    c = ROWS[case]
+    torch.set_num_threads(c.threads)
+    images = len(c.size) == 4 and c.size[1] > 2
+    inputs = c.size[1 if images else -1]
+    linear: nn.Module
+    if images:
+        linear = nn.Conv2d(inputs, c.outputs, 1, bias=c.bias, **dict(c.options))
+    else:
+        linear = nn.Linear(inputs, c.outputs, bias=c.bias)
+    m = net(
+        c.code,
+        "x, y",
+        l=linear,
+        w=torch.randn(inputs, c.outputs),
+        v=torch.randn(c.outputs),
+        u=torch.randn(c.size[-2], 1),
+    ).eval()
+    x = torch.randn(c.size)
+    if images:
+        m, x = (a.to(memory_format=torch.channels_last) for a in (m, x))
+    with torch.no_grad():
+        y = torch.randn_like(linear(x))
+    check(m, [x, y], groups=1)
+    groups = llga_fuser.report(m, x, y, rounds=1).groups
+    found = {p.implementation for g in groups for p in g.primitives}
+    isa = "avx2" if has_avx2_kernels() else "avx512" if has_own_kernels() else "none"
+    own = {f"llga_gemm:{isa}"} if isa in c.own.split() else set()
+    assert {name for name in found if name.startswith("llga_gemm")} == own
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_linear_of_changing_rows() -> None:
+    """All sizes share one weight in panels."""
+    m = net("self.d(F.relu(self.c(x)))", c=nn.Linear(40, 50), d=nn.Linear(50, 30)).eval()
+    gc.collect()
+    llga_fuser.clear_cache()
+    before = llga_fuser.cache_info().packed_bytes
+    with torch.no_grad():
+        script = to_script(m, [torch.randn(20, 40)])
+        for rows in (20, 8, 400, 2, 1, 33, 20):
+            x = torch.randn(rows, 40)
+            for _ in range(3):
+                assert_same(script(x), m(x))
+    if has_own_kernels():
+        panels = 4 * (64 * 40 + 32 * 50)
+        assert panels <= llga_fuser.cache_info().packed_bytes - before <= 3 * panels
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("inputs", [45, 2500])
+def test_linear_of_many_rows_with_special_values(inputs: int, value: float) -> None:
+    m = net("F.relu(self.l(x))", l=nn.Linear(inputs, 20)).eval()
+    x = torch.randn(31, inputs)
+    with torch.no_grad():
+        m.l.weight[::2, 7] = 0
+        m.l.weight[3, 2] = math.inf
+        m.l.bias[19] = -math.inf
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+        for place in (0, 7, inputs - 1):
+            y = x.clone()
+            y[30, place] = value
+            assert_same(script(y), m(y))
+
+
+class Shuffle(NamedTuple):
+    """Channels of what is concatenated, groups, and how it is written down."""
+
+    parts: tuple[int, ...]
+    groups: int = 2
+    code: str = (
+        "n, c, h, w = x.size()\n"
+        "x = x.view(n, GROUPS, c // GROUPS, h, w)\n"
+        "x = torch.transpose(x, 1, 2).contiguous().view(n, c, h, w)\n"
+    )
+    chunks: str = "a, b = x.chunk(2, dim=1)\nreturn self.d(a), self.e(b)"
+    chunked: int = 2
+    own: bool = True
+
+
+RESHAPED = (
+    "x = x.reshape(x.shape[0], GROUPS, x.shape[1] // GROUPS, x.shape[2], x.shape[3])\n"
+    "x = x.transpose(1, 2).flatten(1, 2)\n"
+)
+SHUFFLES = {
+    "plain": Shuffle((8, 8)),
+    "whole": Shuffle((8, 8), chunks="return self.f(x)"),
+    "odd_chunks": Shuffle((7, 7)),
+    "unequal_parts": Shuffle((4, 12)),
+    "three_groups": Shuffle((6, 6), groups=3),
+    "three_parts": Shuffle((6, 6, 6), groups=3),
+    "reshaped": Shuffle((8, 8), code=RESHAPED),
+    "whole_read_too": Shuffle(
+        (8, 8), chunks="a, b = x.chunk(2, dim=1)\nreturn self.d(a), self.f(x)", own=False
+    ),
+    "three_chunks": Shuffle(
+        (9, 9),
+        chunks="a, b, c = x.chunk(3, dim=1)\nreturn self.d(a), self.d(b) + self.d(c)",
+        chunked=3,
+    ),
+    "other_dimension": Shuffle(
+        (8, 8), chunks="a, b = x.chunk(2, dim=2)\nreturn self.f(a), self.f(b)", own=False
+    ),
+    "no_shuffle": Shuffle(
+        (8, 8),
+        code="n, c, h, w = x.size()\n"
+        "x = x.view(n, 2, c // 4, h * 2, w).transpose(1, 2).contiguous().view(n, c, h, w)\n",
+        own=False,
+    ),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", ["traced", "scripted", "bf16"])
+@pytest.mark.parametrize("case", SHUFFLES)
+def test_channel_shuffle(case: str, mode: str) -> None:
+    c = SHUFFLES[case]
+    channels = sum(c.parts)
+    chunk = channels // c.chunked
+    m = net(
+        f"x = torch.cat([{', '.join(f'self.p{i}(x)' for i in range(len(c.parts)))}], 1)\n"
+        + c.code.replace("GROUPS", str(c.groups))
+        + c.chunks,
+        **{f"p{i}": nn.Conv2d(4, part, 1) for i, part in enumerate(c.parts)},
+        d=nn.Conv2d(chunk, 4, 1),
+        e=nn.Conv2d(chunk, 4, 1),
+        f=nn.Conv2d(channels, 4, 1),
+    ).eval()
+    x = torch.randn(2, 4, 30, 22)
+    check(
+        m,
+        [x],
+        scripted=mode == "scripted",
+        dtype=torch.bfloat16 if mode == "bf16" else torch.float32,
+        fallbacks=case == "no_shuffle",
+    )
+    if mode == "traced":
+        assert ("llga_shuffle" in kernels_of(m, x)) == c.own
+        with torch.no_grad():
+            script = to_script(m, [x])
+            for size in ((1, 4, 9, 9), (3, 4, 5, 8), (2, 4, 30, 22)):
+                y = torch.randn(size)
+                for _ in range(3):
+                    assert_same(script(y), m(y))
+
+
+def check_second_image(m: nn.Module, x: Tensor, value: float, threads: int) -> None:
+    """`value` in one number of the second image reaches what it reaches in eager; not the first."""
+    with restored(torch.get_num_threads, torch.set_num_threads), torch.no_grad():
+        torch.set_num_threads(threads)
+        script = to_script(m, [x])
+        for _ in range(3):
+            script(x)
+        for row in (0, x.shape[2] // 2):
+            y = x.clone()
+            y[1, 3, row, 6] = value
+            result = script(y)
+            assert_same(result, m(y))
+            assert result[0].isfinite().all()
+
+
+def pays_to_expand(images: int, pixels: int, threads: int) -> bool:
+    """In float32: reading the weights is not most of it."""
+    fewest = (24 if has_avx2_kernels() else 96) * threads
+    return pixels >= 40 and images * pixels >= fewest
+
+
+class Expansion(NamedTuple):
+    """A pointwise, a depthwise and maybe another pointwise convolution."""
+
+    size: tuple[int, ...]
+    channels: int
+    outputs: int = 0  # of the last one; 0: there is none
+    window: int | tuple[int, int] = 3
+    stride: int = 1
+    padding: int = 1
+    inner: str = "F.relu6"
+    outer: str = "F.relu6"
+    bias: bool = True
+    sum: str = ""
+    groups: int = 1  # fusion groups
+    threads: int = 2
+    own: bool = True
+    narrow: bool = False  # in bfloat16 too, without matrix units
+
+
+EXPANSIONS = {
+    "plain": Expansion((1, 16, 14, 14), 96, 24),
+    "stride": Expansion((1, 16, 29, 14), 96, 24, stride=2),
+    "residual": Expansion((1, 24, 14, 15), 144, 24, sum="+ x"),
+    "residual first": Expansion((1, 24, 14, 15), 144, 24, sum="x + "),
+    "five": Expansion((1, 8, 15, 14), 64, 40, window=5, padding=2),
+    "five, stride": Expansion((1, 8, 23, 20), 64, 40, window=5, stride=2, padding=2),
+    "no padding": Expansion((1, 8, 15, 16), 80, 40, padding=0),
+    "more padding": Expansion((1, 8, 15, 14), 80, 40, padding=2),
+    "much padding": Expansion((1, 8, 14, 14), 16, 4, window=5, padding=4),
+    "one row": Expansion((1, 8, 1, 220), 32, 7),
+    "one column": Expansion((1, 8, 220, 1), 32, 7),
+    "two columns": Expansion((1, 8, 110, 2), 32, 7, window=5, padding=2),
+    "no bias": Expansion((1, 16, 14, 14), 96, 24, bias=False),
+    "odd inputs and outputs": Expansion((1, 13, 14, 14), 48, 19, inner="F.relu", outer="F.relu"),
+    "more than 256 inputs": Expansion((1, 300, 14, 14), 32, 24),
+    "more than 256 channels": Expansion((1, 16, 14, 14), 528, 24),
+    # No whole tiles of inputs, and none of outputs.
+    "uneven inputs": Expansion((1, 74, 14, 15), 184, 20),
+    "hardswish": Expansion((1, 16, 14, 14), 96, 24, inner="F.hardswish", outer="F.hardswish"),
+    "silu": Expansion((1, 16, 14, 14), 96, 24, inner="F.silu", outer="F.silu"),
+    "no activation": Expansion((1, 16, 14, 14), 96, 24, inner="", outer=""),
+    "batch": Expansion((3, 16, 24, 24), 240, 24, sum="+ self.a(x)", groups=2),
+    "one thread": Expansion((1, 16, 64, 32), 80, 24, threads=1),
+    "large": Expansion((4, 16, 72, 64), 128, 24, narrow=True),
+    "large, stride": Expansion((4, 16, 73, 64), 128, 19, stride=2, narrow=True),
+    "large, residual": Expansion((4, 16, 72, 64), 144, 16, sum="+ x", narrow=True),
+    "large, silu": Expansion((4, 16, 72, 64), 128, 24, inner="F.silu", outer="F.silu", narrow=True),
+    "large, one thread": Expansion((4, 16, 72, 64), 128, 24, threads=1, bias=False, narrow=True),
+    "large, odd inputs": Expansion((4, 15, 72, 64), 128, 24),
+    "large, two": Expansion((4, 16, 72, 64), 128, outer="F.hardswish", narrow=True),
+    "large, two, five": Expansion(
+        (4, 8, 72, 64),
+        144,
+        window=5,
+        stride=2,
+        padding=2,
+        inner="F.silu",
+        outer="F.silu",
+        narrow=True,
+    ),
+    "two": Expansion((1, 16, 96, 80), 112),
+    "two, stride": Expansion((1, 16, 96, 80), 112, stride=2, inner="F.silu", outer="F.silu"),
+    "two, one thread": Expansion((1, 16, 96, 80), 112, inner="F.silu", outer="", threads=1),
+    "two, five": Expansion((1, 8, 61, 80), 176, window=5, padding=2, outer="F.silu"),
+    "two, batch": Expansion((5, 8, 33, 32), 160, inner="", outer="F.silu"),
+    # Threads divide these channels, as weights are many for the pixels.
+    "by channels": Expansion((1, 96, 14, 14), 576, 96, inner="", outer=""),
+    "by channels, residual": Expansion((1, 96, 14, 14), 576, 96, sum="+ x"),
+    "by channels, stride": Expansion(
+        (1, 95, 14, 14), 576, 161, stride=2, sum="+ self.b(x)", groups=2
+    ),
+    "by channels and rows": Expansion((1, 96, 28, 14), 576, 96, sum="+ x", threads=4),
+    "by channels, two": Expansion(
+        (1, 112, 14, 14), 672, window=5, stride=2, padding=2, inner="F.silu", outer="F.silu"
+    ),
+    "three for two threads": Expansion((3, 16, 14, 14), 96, 24),
+    # Few pixels.
+    "few": Expansion((1, 16, 7, 7), 96, 24),
+    "few for each of two": Expansion((1, 16, 10, 10), 96, 24),
+    "few, two": Expansion((1, 16, 7, 7), 96),
+    "few, batch": Expansion((5, 16, 7, 7), 96, 24, sum="+ self.a(x)", groups=2),
+    "hardly any": Expansion((9, 16, 6, 6), 96, 24),
+    # What stays with oneDNN.
+    "odd channels": Expansion((1, 16, 14, 14), 97, 24),
+    "a few more channels than 64": Expansion((1, 24, 14, 15), 72, 24, sum="+ x"),
+    "a few more channels than 128": Expansion(
+        (1, 16, 15, 29), 136, 24, stride=2, window=5, padding=2
+    ),
+    "one vector and a bit": Expansion((1, 16, 14, 14), 17, 24, window=5, padding=2),
+    "large, other channels": Expansion((4, 16, 72, 64), 138, 24, narrow=True),
+    "other number of channels": Expansion((1, 16, 96, 80), 97, own=False),
+    "window": Expansion((1, 16, 14, 14), 96, 24, window=7, padding=3, own=False),
+    "oblong": Expansion((1, 16, 14, 14), 96, 24, window=(3, 5), padding=1, own=False),
+    "stride of 3": Expansion((1, 16, 14, 14), 96, 24, stride=3, own=False),
+    "other activation": Expansion((1, 16, 14, 14), 96, 24, inner="torch.tanh", own=False),
+    "part of the sum": Expansion((1, 24, 14, 14), 96, 24, sum="+ x[:, :1]", own=False),
+}
+
+
+def expansion(case: Expansion) -> nn.Module:
+    c = case
+    d = nn.Conv2d(
+        c.channels, c.channels, c.window, c.stride, c.padding, groups=c.channels, bias=c.bias
+    )
+    code = f"{c.outer}(self.d({c.inner}(self.c(x))))"
+    code = f"self.e({code})" if c.outputs else code
+    code = f"{c.sum}{code}" if c.sum.endswith(" ") else f"{code} {c.sum}"
+    module = net(
+        code,
+        c=nn.Conv2d(c.size[1], c.channels, 1, bias=c.bias),
+        d=d,
+        e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
+        a=nn.Conv2d(c.size[1], max(c.outputs, 1), 1),
+        b=nn.Conv2d(c.size[1], max(c.outputs, 1), 1, c.stride),
+    )
+    return module.eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", EXPANSIONS)
+def test_expansion(case: str, dtype: torch.dtype) -> None:
+    """Two or three convolutions are one group, and one kernel where that is the faster way."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = EXPANSIONS[case]
+    m = expansion(c)
+    x = torch.randn(c.size)
+    torch.set_num_threads(c.threads)
+    groups = c.groups if c.own else None
+    check(m, [x], groups=groups, dtype=dtype, memory_format=torch.channels_last)
+    last = m.to(memory_format=torch.channels_last).to(dtype)
+    found = kernels_of(last, x.to(dtype, memory_format=torch.channels_last))
+    own = [name for name in found if name.startswith("llga_expansion")]
+    pays = c.own and pays_to_expand(c.size[0], math.prod(c.size[2:]), c.threads)
+    activated = "F.silu" in (c.inner, c.outer)
+    expanded = c.channels * c.size[0] * math.prod(c.size[2:])
+    even = c.size[1] % 2 == 0 and c.channels % 2 == 0
+    if dtype == torch.bfloat16 and has_matrix_units():
+        slow = c.outputs == 0 and not activated  # where oneDNN is as fast
+        many = c.stride != 1 or expanded > 2**19
+        pays = c.own and even and not (slow and many)
+    elif dtype == torch.bfloat16:
+        worth = c.own and even and activated and expanded >= 2**17
+        pays = (c.narrow or worth) and has_narrow_products()
+    assert len(own) == (pays and has_own_kernels()), found
+
+
+class First(NamedTuple):
+    """The first convolution of a network, a depthwise one and maybe a projection."""
+
+    size: tuple[int, ...]
+    channels: int
+    outputs: int = 0  # of the projection; 0: there is none
+    window: int = 3
+    stride: int = 2
+    padding: int = 1
+    code: str = "F.relu6(self.d(F.relu6(self.c(x))))"
+    threads: int = 2
+    bias: bool = True
+    own: bool = True
+
+
+FIRST = {
+    "plain": First((1, 3, 57, 64), 32, 16),
+    "silu": First((1, 3, 64, 61), 32, code="F.silu(self.d(F.silu(self.c(x))))"),
+    "batch": First((3, 4, 24, 25), 48, 24, stride=1),
+    "one thread": First((1, 3, 41, 40), 96, 24, threads=1),
+    "no padding": First((1, 2, 40, 41), 40, 19, padding=0, bias=False),
+    "more padding": First((2, 3, 20, 33), 32, padding=3),
+    "window of two": First((1, 3, 30, 31), 16, 8, window=2),
+    "many threads": First((1, 3, 112, 60), 64, 16, threads=5),
+    "odd channels": First((1, 3, 57, 64), 33, own=False),
+    "large window": First((1, 3, 57, 64), 32, 16, window=5, own=False),
+    "five planes": First((1, 5, 57, 64), 32, 16, own=False),
+    "few pixels": First((1, 3, 16, 16), 32, 16),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gaps"])
+@pytest.mark.parametrize("case", FIRST)
+def test_first_convolutions(case: str, layout: str) -> None:
+    """Like a block of a MobileNet, whatever the order of the image."""
+    c = FIRST[case]
+    torch.set_num_threads(c.threads)
+    code = f"self.e({c.code})" if c.outputs else c.code
+    m = net(
+        f"self.f({code})",
+        c=nn.Conv2d(c.size[1], c.channels, c.window, c.stride, c.padding, bias=c.bias),
+        d=nn.Conv2d(c.channels, c.channels, 3, 1, 1, groups=c.channels, bias=c.bias),
+        e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
+        f=nn.Conv2d(c.outputs or c.channels, 8, 3),
+    ).eval()
+    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
+    if layout != "gaps":
+        last = layout == "channels_last"
+        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    check(m, [x], groups=2 if c.own else None, fused="_convolution")
+    found = kernels_of(m, x)
+    with torch.no_grad():
+        pixels = math.prod(m.c(x).shape[2:])
+    pays = c.own and pays_to_expand(c.size[0], pixels, c.threads)
+    own = [name for name in found if name.startswith("llga_expansion")]
+    assert len(own) == (pays and has_own_kernels()), found
+    if fuses(torch.bfloat16):
+        check(m, [x], dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("where", ["x", "c", "d", "e"])
+def test_first_convolutions_of_special_values(where: str, value: float) -> None:
+    """What is padded are zeros: times an infinity they are NaN, as in eager."""
+    c = nn.Conv2d(3, 32, 3, 2, 1)
+    d = nn.Conv2d(32, 32, 3, 1, 1, groups=32)
+    m = net(
+        "self.f(self.e(self.d(self.c(x))))",
+        c=c,
+        d=d,
+        e=nn.Conv2d(32, 16, 1),
+        f=nn.Conv2d(16, 8, 3),
+    ).eval()
+    x = torch.randn(1, 3, 44, 40)
+    if where == "x":
+        x[0, 1, 43, 0] = value
+    else:
+        getattr(m, where).weight.data.view(-1)[7] = value
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", ["plain", "stride", "residual", "two", "two, five"])
+def test_expansion_of_contiguous_images(case: str) -> None:
+    """They are not channels last, and so not for the kernel: oneDNN's, one after the other."""
+    c = EXPANSIONS[case]
+    check(expansion(c), [torch.randn(c.size)], groups=1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("activation", ["F.relu6", "F.silu", "F.hardswish", ""])
+def test_expansion_of_special_values(activation: str, value: float, threads: int) -> None:
+    c = EXPANSIONS["batch"]._replace(inner=activation, outer=activation, sum="+ self.a(x)")
+    m = expansion(c).to(memory_format=torch.channels_last)
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    check_second_image(m, x, value, threads)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", ["no activation", "by channels"])
+def test_expansion_with_special_weights(case: str) -> None:
+    """Of what is infinite, padding makes NaN. (With activations, oneDNN makes numbers of NaN.)"""
+    c = EXPANSIONS[case]
+    for value in (math.inf, math.nan):
+        for name in "cde":
+            m = expansion(c).to(memory_format=torch.channels_last)
+            with torch.no_grad():
+                getattr(m, name).weight[2, 0, 0, 0] = value
+            x = torch.randn(c.size).to(memory_format=torch.channels_last)
+            with torch.no_grad():
+                script = to_script(m, [x])
+                for _ in range(3):
+                    assert_same(script(x), m(x))
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_expansion_beside_others() -> None:
+    """What is expanded has another reader, or what of it is projected; a weight is no constant."""
+    torch.set_num_threads(2)
+    members = {
+        "c": nn.Conv2d(16, 96, 1),
+        "d": nn.Conv2d(96, 96, 3, padding=1, groups=96),
+        "e": nn.Conv2d(96, 16, 1),
+    }
+    for code in (
+        "y = F.relu6(self.c(x))\nreturn self.e(F.relu6(self.d(y))), y",
+        "y = F.relu6(self.c(x))\nz = F.relu6(self.d(y))\nreturn self.e(z), z",
+        "y = F.relu6(self.c(x))\nreturn self.e(F.relu6(self.d(y))) + self.e(y)",
+        "y = self.c(x)\nreturn self.e(F.relu6(self.d(F.relu6(y)))) + self.e(y)",
+        "y = self.e(F.relu6(self.d(F.relu6(self.c(x)))))\nreturn y + y",
+        "y = self.e(F.relu6(self.d(F.relu6(self.c(x)))))\nz = y + x\nx.mul_(2)\nreturn z",
+        "y = F.relu6(self.c(x)) + x[:, :1]\nreturn self.e(F.relu6(self.d(y)))",
+        "y = self.c(x)\nreturn self.e(F.conv2d(y, self.d.weight * 2, None, 1, 1, 1, 96))",
+    ):
+        m = net(code, **members).eval()
+        check(m, [torch.randn(1, 16, 15, 14)], memory_format=torch.channels_last)
+        check(m, [torch.randn(1, 16, 15, 14)])
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_expansion_of_changing_sizes() -> None:
+    """One set of weights for all sizes, and for other numbers of threads."""
+    torch.set_num_threads(2)
+    m = expansion(EXPANSIONS["residual"]).to(memory_format=torch.channels_last)
+    gc.collect()
+    with torch.no_grad():
+        script = to_script(m, [torch.randn(1, 24, 14, 15)])
+        packed = set()
+        for size in ((1, 24, 14, 15), (2, 24, 40, 30), (1, 24, 33, 20), (1, 24, 14, 15)):
+            y = torch.randn(size).to(memory_format=torch.channels_last)
+            for _ in range(3):
+                assert_same(script(y), m(y))
+            packed.add(llga_fuser.cache_info().packed_bytes)
+    assert len(packed) <= 2  # the first call has no plan yet
+
+
+class Excitation(NamedTuple):
+    """A squeeze and excitation: size of the data, hidden channels, and what it does."""
+
+    size: tuple[int, ...]
+    hidden: int
+    mean: str = "F.adaptive_avg_pool2d(y, 1)"
+    inner: str = "torch.relu"
+    gate: str = "torch.sigmoid"
+    product: str = "y * s"
+    bias: bool = True
+    own: bool = True
+
+
+EXCITATION = {
+    "plain": Excitation((1, 32, 9, 7), 8),
+    "mean": Excitation((1, 48, 9, 7), 17, mean="y.mean([2, 3], keepdim=True)"),
+    "hard": Excitation((1, 72, 28, 28), 24, gate="F.hardsigmoid", product="s * y"),
+    "silu": Excitation((1, 96, 56, 56), 4, inner="F.silu"),
+    "no_bias": Excitation((2, 24, 5, 3), 31, inner="F.silu", gate="F.hardsigmoid", bias=False),
+    "odd": Excitation((3, 13, 6, 5), 3),
+    "wide": Excitation((1, 700, 7, 7), 175),
+    "batch": Excitation((5, 40, 8, 9), 10),
+    "mean_of_rows": Excitation((1, 32, 9, 7), 8, mean="y.mean([2], keepdim=True)", own=False),
+    "squared": Excitation((1, 32, 9, 7), 8, product="y * s * s", own=False),
+    "other_inner": Excitation((1, 32, 9, 7), 8, inner="torch.tanh", own=False),
+    "other_gate": Excitation((1, 32, 9, 7), 8, gate="torch.tanh", own=False),
+}
+
+
+def excitation(case: Excitation) -> nn.Module:
+    channels = case.size[1]
+    module = net(
+        f"y = self.a(x)\ns = {case.mean}\ns = {case.gate}(self.d({case.inner}(self.c(s))))\n"
+        f"return self.e({case.product})",
+        a=nn.Conv2d(4, channels, 1),
+        c=nn.Conv2d(channels, case.hidden, 1, bias=case.bias),
+        d=nn.Conv2d(case.hidden, channels, 1, bias=case.bias),
+        e=nn.Conv2d(channels, 4, 1),
+    )
+    return module.eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", EXCITATION)
+def test_squeeze_and_excitation(case: str, dtype: torch.dtype) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = EXCITATION[case]
+    m = excitation(c).to(dtype)
+    x = torch.randn(c.size[0], 4, *c.size[2:]).to(dtype)
+    check(m, [x], groups=3 if c.own else None, dtype=dtype)
+    own = [name for name in kernels_of(m, x) if name == "llga_excitation"]
+    assert len(own) == (c.own and has_own_kernels())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("gate", ["torch.sigmoid", "F.hardsigmoid"])
+def test_squeeze_and_excitation_of_special_values(gate: str, value: float, threads: int) -> None:
+    m = excitation(EXCITATION["hard"]._replace(gate=gate))
+    m.a = one_by_one(72)
+    x = torch.randn(2, 72, 28, 28)
+    check_second_image(m, x, value, threads)
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_squeeze_and_excitation_beside_others() -> None:
+    """Its data has another reader, in front of it or behind, or is the caller's own."""
+    members = {name: nn.Conv2d(16, 16, 1) for name in "acde"}
+    gate = "torch.sigmoid(self.d(torch.relu(self.c(F.adaptive_avg_pool2d(y, 1)))))"
+    for code in (
+        f"y = self.a(x)\nz = y * {gate}\nreturn self.e(z) + y",
+        f"y = self.a(x)\nw = self.e(y)\nz = y * {gate}\nreturn z + w",
+        f"y = self.a(x)\nz = y * {gate}\nreturn z, y",
+        f"y = x\nreturn y * {gate}",
+        f"y = self.a(x)\nz = y * {gate}\ny.mul_(2)\nreturn z + y",
+    ):
+        m = net(code, **members)
+        x = torch.randn(2, 16, 12, 11).to(memory_format=torch.channels_last)
+        before = x.clone()
+        check(m, [x])
+        assert torch.equal(x, before)
