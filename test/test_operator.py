@@ -12,6 +12,7 @@ import functools
 import gc
 import io
 import itertools
+import math
 import os
 import pickle
 import re
@@ -30,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import llga_fuser
-from util import GROUP, assert_same, fuses, net, restored, to_script, twin, walk
+from util import GROUP, assert_same, fuses, leaves, net, restored, to_script, twin, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -608,6 +609,44 @@ def test_nan_and_infinity_pass_through(value: float, where: str) -> None:
         for _ in range(3):
             assert_same(script(x), m(x))
         assert_same(script(torch.ones(IMAGE)), m(torch.ones(IMAGE)))
+
+
+VIEWED = {
+    "pixels": "y = torch.relu(self.c(x)).flatten(2)\nreturn torch.relu(y.view(2, -1))",
+    "rows": "y = torch.relu(self.c(x)).flatten(2).transpose(1, 2)\nreturn F.relu(y) * self.n(y)",
+    "channels last": "return F.relu(self.c(F.relu(self.c(x)).permute(0, 2, 1, 3)).transpose(2, 1))",
+    # Nothing lies side by side that becomes one dimension: eager copies.
+    "copied": "y = torch.relu(self.c(x)).transpose(1, 2)\nreturn F.relu(y.flatten(2)) + 1",
+    "copy of channels last": "y = F.relu(self.m(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)\n"
+    "return F.relu(F.relu(y.contiguous()).view(2, -1)), F.relu(self.c(y.contiguous()))",
+}
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("case", VIEWED)
+def test_views_of_values_between_groups(case: str, last: bool, value: float) -> None:
+    """Groups choose their order in memory; the interpreter gets them, and gives others, as eager.
+
+    Pixels that are channels last are no rows that view() could join, in eager.
+    """
+    last = last and case != "pixels"
+    m = net(VIEWED[case], c=nn.Conv2d(8, 8, 1), n=nn.LayerNorm(8), m=nn.Linear(8, 8)).eval()
+    x = torch.randn(2, 8, 8, 8)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    script = warmed(to_script(m, [x]), x)
+    x = x.clone()
+    x[1, 2, 3, 4] = value
+    with torch.no_grad():
+        for _ in range(3):
+            result, figures = counted(lambda: script(x))
+            expected = m(x)
+            assert_same(result, expected)
+            for mine, theirs in zip(leaves(result), leaves(expected), strict=True):
+                assert mine.stride() == theirs.stride()
+            if case != "channels last":
+                assert (figures["fallbacks"] > 0) == math.isnan(value)
 
 
 # ----------------------------------------------------------------------------- reference kernels

@@ -1822,6 +1822,46 @@ def test_layout_propagation_of_what_is_asked_for_its_sizes(op: str, free: int) -
     assert f"llga_any_layout=[{free}]" in str(first)
 
 
+VIEWS = """
+graph(%x : Float(1, 4, 8, 8, strides=[256, 64, 8, 1], requires_grad=0, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %how : str = prim::Constant[value='none']()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %last : int = prim::Constant[value=-1]()
+  %order : int[] = prim::Constant[value=[0, 2, 1]]()
+  %shape : int[] = prim::Constant[value={shape}]()
+  %1 : Float(1, 4, 8, 8, strides=[256, 64, 8, 1]) = aten::relu(%x)
+  %2 : Float(1, 4, 8, 8, strides=[256, 64, 8, 1]) = aten::mul(%1, %x)
+  %3 : Float(1, 4, 64, strides=[256, 64, 1]) = aten::{flatten}
+  %4 : Float(1, 64, 4, strides=[256, 1, 64]) = aten::{swap}
+  %5 : Float(1, 64, 4, strides=[256, 1, 64]) = aten::{reader}
+  return (%5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flatten", "swap", "reader", "free"),
+    [
+        ("flatten(%2, %two, %last)", "transpose(%3, %one, %two)", "gelu(%4, %how)", True),
+        ("reshape(%2, %shape)", "permute(%3, %order)", "gelu(%4, %how)", True),
+        ("flatten(%2, %two, %last)", "transpose(%3, %last, %one)", "gelu(%4, %how)", True),
+        # A view exists for one order only; a reader that is no group may look at strides.
+        ("view(%2, %shape)", "permute(%3, %order)", "gelu(%4, %how)", False),
+        ("flatten(%2, %two, %last)", "transpose(%3, %one, %two)", "cumsum(%4, %one, %none)", False),
+    ],
+)
+def test_layout_propagation_through_views(flatten: str, swap: str, reader: str, free: bool) -> None:
+    text = VIEWS.format(flatten=flatten, swap=swap, reader=reader, shape=[1, 4, -1])
+    graph = parsed(text)
+    for name in ("graph_fuser", "layout_propagation"):
+        _C.run_pass(name, graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert f"llga_any_layout=[{int(free)}]" in str(groups[0])
+    # Memory in the order 0, 2, 1: octal digits, the first one last, behind a one.
+    assert free == (f"llga_viewed_order=[{0o1120}]" in str(groups[-1])), graph
+
+
 ATTENTION = """
 graph(%x : {qkv}):
   %none : NoneType = prim::Constant()

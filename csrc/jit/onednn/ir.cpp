@@ -31,6 +31,11 @@ Symbol groupOwnedAttr() {
   return attr;
 }
 
+Symbol viewedOrderAttr() {
+  static const Symbol attr = Symbol::attr("llga_viewed_order");
+  return attr;
+}
+
 Symbol mustBeFiniteAttr() {
   static const Symbol attr = Symbol::attr("llga_must_be_finite");
   return attr;

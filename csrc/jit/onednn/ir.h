@@ -29,6 +29,10 @@ Symbol callLocalAttr();
 // int list on a FusionGroup, one entry per input: 1 if the value comes from another FusionGroup
 // whose output layout is oneDNN's choice, so that the buffer belongs to the fuser alone.
 Symbol groupOwnedAttr();
+// int list on a FusionGroup, one entry per input: for a view of such a value, or what is read in
+// the place of a copy, the order in which the dimensions would lie in eager's memory, from the
+// outermost in, as octal digits, the first one's last, behind a one; 0 for all else.
+Symbol viewedOrderAttr();
 // int list on a FusionGroup, one entry per input: 1 if the group falls back when the input holds
 // NaN or an infinity.
 Symbol mustBeFiniteAttr();

@@ -151,8 +151,28 @@ InputSignature signatureOf(const IValue& value) {
   return signature;
 }
 
-// Eager's own tensor for a value that lies in a layout of oneDNN's choice.
-at::Tensor asInEager(const at::Tensor& tensor, int64_t owned) {
+// `order`: as viewedOrderAttr() has it.
+at::Tensor inOrder(const at::Tensor& tensor, int64_t order) {
+  constexpr int64_t kBase = 8;
+  Shape dims;
+  for (; order > 1; order /= kBase) {
+    dims.push_back(order % kBase);
+  }
+  if (static_cast<int64_t>(dims.size()) != tensor.dim()) {
+    return tensor.contiguous();
+  }
+  Shape back(dims.size());
+  for (const auto i : c10::irange(dims.size())) {
+    back[static_cast<size_t>(dims[i])] = static_cast<int64_t>(i);
+  }
+  return tensor.permute(dims).contiguous().permute(back);
+}
+
+// Eager's own tensor for a value that lies in a layout of oneDNN's choice, or a view of one.
+at::Tensor asInEager(const at::Tensor& tensor, int64_t owned, int64_t viewed_order) {
+  if (viewed_order != 0) {
+    return inOrder(tensor, viewed_order);
+  }
   if (owned == 0) {
     return tensor;
   }
@@ -215,10 +235,14 @@ FusionKernel::FusionKernel(const Node* group)
       takes_gaps_(isOwnAttentionGroup(*subgraph_)) {
   // A graph on which layout propagation did not run has none of its attributes.
   owned_.resize(input_count_, 0);
+  viewed_order_.resize(input_count_, 0);
   any_layout_.resize(group->outputs().size(), false);
   call_local_.resize(group->outputs().size(), false);
   if (group->hasAttribute(groupOwnedAttr())) {
     owned_ = group->is(groupOwnedAttr());
+  }
+  if (group->hasAttribute(viewedOrderAttr())) {
+    viewed_order_ = group->is(viewedOrderAttr());
   }
   if (group->hasAttribute(anyLayoutAttr())) {
     const auto& any = group->is(anyLayoutAttr());
@@ -414,8 +438,10 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
 Stack FusionKernel::allAsInEager(ArrayRef<IValue> inputs) const {
   Stack stack;
   for (const auto i : c10::irange(inputs.size())) {
-    stack.push_back(inputs[i].isTensor() ? IValue(asInEager(inputs[i].toTensor(), owned_[i]))
-                                         : inputs[i]);
+    const auto& input = inputs[i];
+    stack.push_back(input.isTensor()
+                        ? IValue(asInEager(input.toTensor(), owned_[i], viewed_order_[i]))
+                        : input);
   }
   return stack;
 }
@@ -562,8 +588,8 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
   }
   for (const auto i : c10::irange(input_count_)) {
     auto& value = stack[stack.size() - input_count_ + i];
-    if (owned_[i] != 0 && value.isTensor() && value.toTensor().defined()) {
-      value = asInEager(value.toTensor(), owned_[i]);
+    if (value.isTensor() && value.toTensor().defined()) {
+      value = asInEager(value.toTensor(), owned_[i], viewed_order_[i]);
     }
   }
   Stack own(std::make_move_iterator(stack.end() - static_cast<std::ptrdiff_t>(input_count_)),

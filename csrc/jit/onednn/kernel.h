@@ -148,6 +148,7 @@ class FusionKernel final : public PlanOwner {
   std::vector<bool> any_layout_;
   std::vector<bool> call_local_;
   std::vector<int64_t> owned_;
+  std::vector<int64_t> viewed_order_;
   std::vector<size_t> watched_;       // inputs that must be finite
   std::vector<size_t> owned_inputs_;  // inputs that another group may have marked
   std::vector<ReleasableWeightPtr> weights_;

@@ -3,15 +3,20 @@
 //   %2 = llga::FusionGroup[llga_any_layout=[1]](%x)
 //   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
 //
-// Such a value never meets an aten op that looks at more than its sizes, so its strides are
-// nobody's business: image-like values are channels last. Everything else leaves a group with
-// exactly the strides eager gives it. llga_group_owned tells the reader what it would have got in
-// eager: 1 contiguous, 2 channels last.
+// Such a value never meets an aten op that looks at more than its sizes, but for views that only
+// groups read in their turn, so its strides are nobody's business: image-like values are channels
+// last. Everything else leaves a group with exactly the strides eager gives it. llga_group_owned
+// tells the reader what it would have got in eager: 1 contiguous, 2 channels last;
+// llga_viewed_order the same of a view: in which order its dimensions would lie. So it does where a
+// group reads what is channels last in the place of its contiguous copy.
 //
 // llga_call_local marks the outputs that die with the call, whoever reads them. Should an op return
 // its input against its schema, that output lives on where it should not: memory is held for it, no
 // number is wrong.
+#include <torch/csrc/jit/ir/alias_analysis.h>
+
 #include <algorithm>
+#include <numeric>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
@@ -21,6 +26,7 @@ namespace {
 
 namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
+using torch::jit::AliasDb;
 
 // Whether a tensor that is `value`, or a view of it, may be there after the call.
 bool escapes(const Value* value) {
@@ -57,14 +63,42 @@ bool escapes(const Value* value) {
   });
 }
 
-// Whether groups alone read its numbers; sizes are the same in any layout.
+std::optional<std::vector<int64_t>> sizesOf(const Value* value) {
+  const auto type = value->type()->cast<c10::TensorType>();
+  return type ? type->sizes().concrete_sizes() : std::nullopt;
+}
+
+// Whether it makes a view, of images in either order: of their pixels as one dimension, or of
+// dimensions that change places.
+bool makesView(const Node* node) {
+  switch (node->kind()) {
+    case aten::transpose:
+      return sizesOf(node->input(0)) && intOf(node->input(1)) && intOf(node->input(2));
+    case aten::permute:
+      return sizesOf(node->input(0)) && torch::jit::toIValue(node->input(1));
+    case aten::flatten:
+    case aten::reshape: {
+      const auto from = sizesOf(node->input(0));
+      const auto to = sizesOf(node->output());
+      return from && to && from->size() > 3 && to->size() == 3 &&
+             std::equal(to->begin(), to->end() - 1, from->begin());
+    }
+    default:
+      return false;
+  }
+}
+
+// Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
 bool mayLieAnyhow(const Value* value) {
   bool read = false;
   for (const auto& use : value->uses()) {
-    if (readsShape(use.user)) {
+    const auto* user = use.user;
+    if (readsShape(user)) {
       continue;
     }
-    if (!isFusionGroup(use.user) || use.user->owningBlock() != value->node()->owningBlock()) {
+    const bool here = user->owningBlock() == value->node()->owningBlock();
+    const bool by_groups = isFusionGroup(user) || (makesView(user) && mayLieAnyhow(user->output()));
+    if (!here || !by_groups) {
       return false;
     }
     read = true;
@@ -88,33 +122,140 @@ bool isChannelsLast(const Value* value) {
          *strides != c10::TensorType::contiguousStridesOf(*sizes);
 }
 
-void visit(Block* block) {
+// Dimensions of what a group gives, or of a view of it, as they would lie in eager's memory, the
+// outermost first; empty if this is neither, or eager's own.
+std::vector<int64_t> orderInEager(const Value* value) {
+  const auto* node = value->node();
+  std::vector<int64_t> order;
+  if (isFusionGroup(node)) {
+    const auto sizes = sizesOf(value);
+    if (sizes && mayLieAnyhow(value)) {
+      order.resize(sizes->size());
+      std::iota(order.begin(), order.end(), 0);
+      if (isChannelsLast(value)) {
+        std::rotate(order.begin() + 1, order.begin() + 2, order.end());
+      }
+    }
+    return order;
+  }
+  if (makesView(node)) {
+    order = orderInEager(node->input(0));
+  }
+  if (order.empty()) {
+    return order;
+  }
+  const auto rank = static_cast<int64_t>(order.size());
+  std::vector<int64_t> places(order.size());  // of the source's dimensions in the view
+  std::iota(places.begin(), places.end(), 0);
+  if (node->kind() == aten::transpose) {
+    const auto swapped = [&](size_t i) {
+      return c10::maybe_wrap_dim(*intOf(node->input(i)), rank);
+    };
+    std::swap(places[swapped(1)], places[swapped(2)]);
+  } else if (node->kind() == aten::permute) {
+    const auto dims = torch::jit::toIValue(node->input(1))->toIntVector();
+    for (size_t i = 0; i < dims.size(); ++i) {
+      places[c10::maybe_wrap_dim(dims[i], rank)] = static_cast<int64_t>(i);
+    }
+  } else {  // the last ones become one: where they do not lie side by side, in a copy
+    constexpr size_t kJoined = 2;
+    std::vector<int64_t> last(order.size() - kJoined);
+    std::iota(last.begin(), last.end(), kJoined);
+    const bool copied =
+        std::search(order.begin(), order.end(), last.begin(), last.end()) == order.end();
+    std::erase_if(order, [&](int64_t dim) { return dim > last.front(); });
+    if (copied) {
+      std::iota(order.begin(), order.end(), 0);
+    }
+  }
+  for (auto& dim : order) {
+    dim = places[dim];
+  }
+  return order;
+}
+
+// Its digits, the least first and a one behind them.
+int64_t encoded(const std::vector<int64_t>& order) {
+  constexpr int64_t kBase = 8;
+  int64_t code = order.empty() ? 0 : 1;
+  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+    code = code * kBase + *dim;
+  }
+  return code;
+}
+
+// What is copied to the input `i` of a group to be contiguous, if it is channels last, which groups
+// take as well; null if that is not so.
+Value* beforeCopy(const Node* group, size_t i, const AliasDb& aliases) {
+  auto* copy = group->input(i)->node();
+  if (copy->kind() != aten::contiguous || copy->owningBlock() != group->owningBlock()) {
+    return nullptr;
+  }
+  const auto format = torch::jit::toIValue(copy->input(1));
+  const bool rows =
+      format && format->isInt() && format->toMemoryFormat() == at::MemoryFormat::Contiguous;
+  auto* source = copy->input(0);
+  return rows && isChannelsLast(source) && !aliases.hasWriters(source) ? source : nullptr;
+}
+
+template <typename Function>
+void forEachGroup(Block* block, const Function& function) {
   for (auto* node : block->nodes()) {
     for (auto* nested : node->blocks()) {
-      visit(nested);
+      forEachGroup(nested, function);
     }
-    if (!isFusionGroup(node)) {
-      continue;
+    if (isFusionGroup(node)) {
+      function(node);
     }
-    std::vector<int64_t> any;
-    std::vector<int64_t> local;
-    for (const auto* output : node->outputs()) {
-      any.push_back(mayLieAnyhow(output) ? 1 : 0);
-      local.push_back(escapes(output) ? 0 : 1);
-    }
-    node->is_(anyLayoutAttr(), any);
-    node->is_(callLocalAttr(), local);
-    std::vector<int64_t> owned;
-    for (const auto* input : node->inputs()) {
-      const bool free = isFusionGroup(input->node()) && mayLieAnyhow(input);
-      owned.push_back(!free ? 0 : isChannelsLast(input) ? 2 : 1);
-    }
-    node->is_(groupOwnedAttr(), owned);
   }
+}
+
+void dropCopies(Node* group, const AliasDb& aliases) {
+  std::vector<int64_t> viewed(group->inputs().size());
+  for (size_t i = 0; i < viewed.size(); ++i) {
+    if (auto* source = beforeCopy(group, i, aliases)) {
+      std::vector<int64_t> rows(sizesOf(source)->size());
+      std::iota(rows.begin(), rows.end(), 0);
+      viewed[i] = encoded(rows);
+      auto* copy = group->input(i)->node();
+      group->replaceInput(i, source);
+      if (!copy->hasUses()) {
+        copy->destroy();
+      }
+    }
+  }
+  group->is_(viewedOrderAttr(), viewed);
+}
+
+void mark(Node* group) {
+  std::vector<int64_t> any;
+  std::vector<int64_t> local;
+  for (const auto* output : group->outputs()) {
+    any.push_back(mayLieAnyhow(output) ? 1 : 0);
+    local.push_back(escapes(output) ? 0 : 1);
+  }
+  group->is_(anyLayoutAttr(), any);
+  group->is_(callLocalAttr(), local);
+  std::vector<int64_t> owned;
+  auto viewed = group->is(viewedOrderAttr());
+  for (size_t i = 0; i < viewed.size(); ++i) {
+    const auto* input = group->input(i);
+    const bool free = isFusionGroup(input->node()) && mayLieAnyhow(input);
+    owned.push_back(!free ? 0 : isChannelsLast(input) ? 2 : 1);
+    if (viewed[i] == 0 && makesView(input->node())) {
+      viewed[i] = encoded(orderInEager(input));
+    }
+  }
+  group->is_(groupOwnedAttr(), owned);
+  group->is_(viewedOrderAttr(), viewed);
 }
 
 }  // namespace
 
-void propagateLayout(const GraphPtr& graph) { visit(graph->block()); }
+void propagateLayout(const GraphPtr& graph) {
+  const AliasDb aliases(graph);
+  forEachGroup(graph->block(), [&](Node* group) { dropCopies(group, aliases); });
+  forEachGroup(graph->block(), mark);
+}
 
 }  // namespace llga
