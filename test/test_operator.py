@@ -619,6 +619,8 @@ VIEWED = {
     "copied": "y = torch.relu(self.c(x)).transpose(1, 2)\nreturn F.relu(y.flatten(2)) + 1",
     "copy of channels last": "y = F.relu(self.m(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)\n"
     "return F.relu(F.relu(y.contiguous()).view(2, -1)), F.relu(self.c(y.contiguous()))",
+    "written behind the copy": "y = F.relu(self.m(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)\n"
+    "z = y.contiguous()\ny[:, :1].mul_(2)\nreturn F.relu(self.c(z)), y",
 }
 
 
@@ -645,7 +647,7 @@ def test_views_of_values_between_groups(case: str, last: bool, value: float) -> 
             assert_same(result, expected)
             for mine, theirs in zip(leaves(result), leaves(expected), strict=True):
                 assert mine.stride() == theirs.stride()
-            if case != "channels last":
+            if case not in {"channels last", "written behind the copy"}:
                 assert (figures["fallbacks"] > 0) == math.isnan(value)
 
 

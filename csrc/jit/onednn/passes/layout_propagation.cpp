@@ -186,7 +186,7 @@ int64_t encoded(const std::vector<int64_t>& order) {
 
 // What is copied to the input `i` of a group to be contiguous, if it is channels last, which groups
 // take as well; null if that is not so.
-Value* beforeCopy(const Node* group, size_t i, const AliasDb& aliases) {
+Value* beforeCopy(const Node* group, size_t i) {
   auto* copy = group->input(i)->node();
   if (copy->kind() != aten::contiguous || copy->owningBlock() != group->owningBlock()) {
     return nullptr;
@@ -195,7 +195,7 @@ Value* beforeCopy(const Node* group, size_t i, const AliasDb& aliases) {
   const bool rows =
       format && format->isInt() && format->toMemoryFormat() == at::MemoryFormat::Contiguous;
   auto* source = copy->input(0);
-  return rows && isChannelsLast(source) && !aliases.hasWriters(source) ? source : nullptr;
+  return rows && isChannelsLast(source) ? source : nullptr;
 }
 
 template <typename Function>
@@ -210,10 +210,18 @@ void forEachGroup(Block* block, const Function& function) {
   }
 }
 
-void dropCopies(Node* group, const AliasDb& aliases) {
-  std::vector<int64_t> viewed(group->inputs().size());
-  for (size_t i = 0; i < viewed.size(); ++i) {
-    if (auto* source = beforeCopy(group, i, aliases)) {
+// Groups read what is copied in the place of the copy, if nothing writes to it.
+class CopyDropper {
+ public:
+  explicit CopyDropper(const GraphPtr& graph) : graph_(graph) {}
+
+  void run(Node* group) {
+    std::vector<int64_t> viewed(group->inputs().size());
+    for (size_t i = 0; i < viewed.size(); ++i) {
+      auto* source = beforeCopy(group, i);
+      if (source == nullptr || isWritten(source)) {
+        continue;
+      }
       std::vector<int64_t> rows(sizesOf(source)->size());
       std::iota(rows.begin(), rows.end(), 0);
       viewed[i] = encoded(rows);
@@ -223,9 +231,20 @@ void dropCopies(Node* group, const AliasDb& aliases) {
         copy->destroy();
       }
     }
+    group->is_(viewedOrderAttr(), viewed);
   }
-  group->is_(viewedOrderAttr(), viewed);
-}
+
+ private:
+  bool isWritten(const Value* value) {
+    if (aliases_ == nullptr) {  // most graphs need none
+      aliases_ = std::make_unique<AliasDb>(graph_);
+    }
+    return aliases_->hasWriters(value);
+  }
+
+  const GraphPtr& graph_;
+  std::unique_ptr<AliasDb> aliases_;
+};
 
 void mark(Node* group) {
   std::vector<int64_t> any;
@@ -253,8 +272,8 @@ void mark(Node* group) {
 }  // namespace
 
 void propagateLayout(const GraphPtr& graph) {
-  const AliasDb aliases(graph);
-  forEachGroup(graph->block(), [&](Node* group) { dropCopies(group, aliases); });
+  CopyDropper dropper(graph);
+  forEachGroup(graph->block(), [&](Node* group) { dropper.run(group); });
   forEachGroup(graph->block(), mark);
 }
 
