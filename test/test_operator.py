@@ -789,7 +789,8 @@ def test_own_kernels_of_older_processors(isa: str) -> None:
     if not mine.startswith(order[order.index(isa.lower()) + 1]):
         pytest.skip(f"this processor has no more than {mine}")
     chosen = "squeeze_and_excitation[ or concat_and_batch_norm_of or activation_of_special"
-    chosen += " or test_small_convolution or mean_over_pixels"
+    chosen += " or test_small_convolution or mean_over_pixels or test_expansion[five"
+    chosen += " or test_first_convolutions[ or test_linear_of_many_rows[ or n_by_winograd["
     run_fuser_tests(chosen, ONEDNN_MAX_CPU_ISA=isa)
 
 
