@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from llga_fuser import _C
 from llga_fuser._autotune import autotune_here
 from llga_fuser._fpmath import FpmathMode, fpmath_value
-from llga_fuser._trace import autocast_to, trace_frozen
+from llga_fuser._trace import autocast_to, cast_in_attention, trace_frozen
 
 __all__ = ["compile"]
 
@@ -286,6 +286,7 @@ def _insert_casts(frozen: Any, dtype: torch.dtype) -> None:
             torch._C._jit_pass_autocast(frozen.graph)  # type: ignore[attr-defined]
     finally:
         torch._C._jit_set_autocast_mode(before)
+    cast_in_attention(frozen.graph, dtype)
     torch._C._jit_pass_constant_propagation(frozen.graph)  # of weights
 
 

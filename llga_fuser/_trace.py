@@ -46,14 +46,27 @@ def _cast_in_einsum(graph: Any, dtype: torch.dtype) -> None:
         equation, operands = node.inputsAt(0).toIValue(), node.inputsAt(1).node()
         if equation is None or operands.kind() != "prim::ListConstruct" or not _adds_up(equation):
             continue
-        for i, operand in enumerate(list(operands.inputs())):
-            inputs = [operand]
-            for value in (False, True, dtype, dtype):  # on the CPU alone
-                constant = graph.insertConstant(value)
-                constant.node().moveBefore(operands)
-                inputs.append(constant)
-            cast = graph.create("aten::_autocast_to_reduced_precision", inputs, 1)
-            operands.replaceInput(i, cast.insertBefore(operands).output())
+        for i in range(len(list(operands.inputs()))):
+            _cast(graph, operands, i, dtype)
+
+
+def cast_in_attention(graph: Any, dtype: torch.dtype) -> None:
+    """Puts casts before what eager's autocast casts for, and TorchScript's does not know."""
+    for node in graph.findAllNodes("aten::scaled_dot_product_attention", recurse=True):
+        for i, operand in enumerate(list(node.inputs())):
+            if operand.type().isSubtypeOf(torch._C.TensorType.get()):
+                _cast(graph, node, i, dtype)
+
+
+def _cast(graph: Any, node: Any, index: int, dtype: torch.dtype) -> None:
+    """Autocast's cast to `dtype` of what `node` takes at `index`, if it is floating point."""
+    inputs = [node.inputsAt(index)]
+    for value in (False, True, dtype, dtype):  # on the CPU alone
+        constant = graph.insertConstant(value)
+        constant.node().moveBefore(node)
+        inputs.append(constant)
+    cast = graph.create("aten::_autocast_to_reduced_precision", inputs, 1)
+    node.replaceInput(index, cast.insertBefore(node).output())
 
 
 def _adds_up(equation: str) -> bool:

@@ -27,6 +27,7 @@ from util import (
     Fused,
     Tolerance,
     assert_same,
+    autocast_bf16,
     expect,
     fused_graph,
     net,
@@ -381,6 +382,24 @@ def test_bf16(scripted: bool) -> None:
             expected = m(x)
         for _ in range(3):
             assert_same(made(x), expected, tol=TOLERANCES[torch.bfloat16])
+
+
+def test_bf16_of_a_script_with_attention() -> None:
+    """Whose query, as of a rotary embedding, is float32, and key and value are not."""
+    module = net(
+        "k = self.k(x).view(2, 9, 4, 8).transpose(1, 2)\n"
+        "q = (x * torch.cos(x)).view(2, 9, 4, 8).transpose(1, 2)\n"
+        "mask = torch.zeros(9, 9).masked_fill(torch.ones(9, 9).triu(1) > 0, -1e9)\n"
+        "return F.scaled_dot_product_attention(q, k, k), "
+        "F.scaled_dot_product_attention(q, k, k, attn_mask=mask)",
+        k=nn.Linear(32, 32),
+    ).eval()
+    x = torch.randn(2, 9, 32)
+    made = llga_fuser.compile(torch.jit.trace(module, x), x, dtype=torch.bfloat16)
+    with torch.no_grad(), autocast_bf16():
+        expected = module(x)
+    for _ in range(3):
+        assert_same(made(x), expected)
 
 
 def test_bf16_module() -> None:
