@@ -994,6 +994,14 @@ def test_interpolate_goes_in(name: str) -> None:
     check(m, [torch.randn((2, 8, 6, 5, 4)[: dim + 2])], fused=f"conv upsample_{kind}")
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_interpolate_of_one_pixel(mode: str) -> None:
+    """As DeepLab's pooled features: oneDNN 3.7 mistakes the order of their channels."""
+    m = net(f"F.relu(F.interpolate(self.c(x), size=(6, 5), mode='{mode}'))", c=nn.Conv2d(8, 16, 1))
+    for images in (1, 2):
+        check(m.eval(), [torch.randn(images, 8, 1, 1)])
+
+
 # ----------------------------------------------------------------------------------------- sdpa
 
 Q, K, V = (2, 3, 7, 16), (2, 3, 9, 16), (2, 3, 9, 16)

@@ -1,6 +1,8 @@
 // Up- and downsampling. oneDNN Graph: Interpolate with half-pixel coordinates.
 #include <fmt/format.h>
+#include <oneapi/dnnl/dnnl_version.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "jit/onednn/ops/op_table.h"
@@ -50,6 +52,12 @@ void interpolate(Lowering& l, const char* self, const char* mode, bool nearest) 
   const auto& out = l.sizes(l.node()->output());
   requireScalesMatch(l, in, out);
   const Shape sizes(out.begin() + 2, out.end());
+  // oneDNN 3.2 knows in which order their channels lie, 3.7 does not.
+  constexpr bool kMisreadsPixels = DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR > 2;
+  if (kMisreadsPixels &&
+      std::all_of(in.begin() + 2, in.end(), [](int64_t size) { return size == 1; })) {
+    l.refuse("images of one pixel, which this oneDNN resizes wrongly");
+  }
   if (nearest) {
     for (size_t i = 2; i < in.size(); ++i) {
       if (out[i] % in[i] != 0) {  // PyTorch floors, oneDNN rounds: equal for whole factors only
