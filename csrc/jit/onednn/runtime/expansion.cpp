@@ -80,10 +80,10 @@ int64_t costOf(const Expansion& e, const Division& division) {
 // sum over all channels then, and there may be few. Dividing the rows expands some of them twice.
 Division divided(const Expansion& e, int64_t parts) {
   Division best{1, std::min(parts, e.result_size[0])};
-  auto least = costOf(e, best);
   const bool whole = e.channels % depthwiseKernels().width == 0;  // so that no part has too few
   const bool may = whole && (e.outputs == 0 || e.type == Expansion::Type::float32);
   const auto most = may ? std::min(parts, at::ceil_div(e.channels, Linear::kernels().panel)) : 1;
+  auto least = most > 1 ? costOf(e, best) : 0;
   for (int64_t channels = 2; channels <= most; ++channels) {
     const Division other{channels, std::min(parts / channels, e.result_size[0])};
     if (const auto cost = costOf(e, other); cost < least) {
