@@ -1814,6 +1814,18 @@ def test_operand_of_images_of_one_pixel(size: tuple[int, ...], dtype: torch.dtyp
     check(m, [x, z * 0.5, z[0]], dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(2, 5, 2, 8), (2, 5, 8, 2), (1, 5, 2, 8), (2, 5, 2, 2)], ids=str)
+def test_operand_of_images_of_one_row(size: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Or column. Its stride says nothing, and oneDNN's own choice of it confuses its kernels."""
+    m = net("y = F.avg_pool2d(x, 2)\nreturn y * a, F.relu(y * a + z)", "x, a, z").eval()
+    n, c, h, w = size
+    a, z = torch.randn(1, 1, h // 2, w // 2), torch.randn(n, c, h // 2, w // 2)
+    for order in itertools.permutations(range(4)):
+        x = torch.randn([size[i] for i in order]).permute([order.index(i) for i in range(4)])
+        check(m, [x, a, z], dtype=dtype)
+
+
 def residual_network() -> nn.Module:
     return net(
         """

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import llga_fuser
@@ -508,6 +509,137 @@ def test_mean_over_pixels(case: str, value: float, dtype: torch.dtype) -> None:
     m, x = m.to(dtype), x.to(dtype)
     if fuses(dtype):
         assert ("llga_mean" in kernels_of(m, x)) == (c.own and has_own_kernels())
+
+
+class Norm(NamedTuple):
+    """A group norm: size of its data, and what it does. `y` is a convolution's result."""
+
+    size: tuple[int, ...]
+    groups: int
+    code: str = "self.n(y)"
+    affine: bool = True
+    instance: bool = False
+    groups_of_ops: int = 2  # fusion groups
+
+
+NORM = {
+    "one_group": Norm((1, 24, 9, 7), 1),
+    "of_one_channel": Norm((2, 24, 9, 7), 24),
+    "of_three": Norm((3, 24, 5, 13), 8, affine=False),
+    "many_channels": Norm((1, 520, 3, 5), 4),
+    "large": Norm((1, 32, 70, 64), 32),
+    "large_one_group": Norm((1, 32, 70, 64), 1, "F.silu(self.n(y))"),
+    "large_images": Norm((4, 32, 40, 32), 2, "F.relu(self.n(y))"),
+    "row": Norm((2, 16, 1, 70), 4),
+    "one_pixel": Norm((2, 16, 1, 1), 4),
+    "relu": Norm((2, 16, 9, 9), 4, "F.relu(self.n(y))"),
+    "silu": Norm((2, 16, 9, 9), 4, "F.silu(self.n(y))"),
+    "gelu": Norm((2, 16, 9, 9), 4, "F.gelu(self.n(y))"),
+    "tanh_gelu": Norm((2, 16, 9, 9), 4, "F.gelu(self.n(y), approximate='tanh')"),
+    "sigmoid": Norm((2, 16, 9, 9), 4, "torch.sigmoid(self.n(y))"),
+    "tanh": Norm((2, 16, 9, 9), 4, "torch.tanh(self.n(y))"),
+    "silu_in_place": Norm((2, 16, 9, 9), 4, "F.silu(self.n(y), inplace=True)"),
+    "before_a_convolution": Norm((2, 16, 9, 9), 4, "self.d(F.silu(self.n(y)))", groups_of_ops=3),
+    "read_twice": Norm((2, 16, 9, 9), 4, "z = self.n(y)\nreturn F.silu(z), z"),
+    "sizes_are_read": Norm(
+        (2, 16, 9, 9), 4, "z = self.n(y)\nreturn F.silu(z).reshape(z.shape[0], -1)"
+    ),
+    "instance": Norm((2, 16, 9, 9), 16, instance=True),
+    "instance_relu": Norm((1, 16, 30, 30), 16, "F.relu(self.n(y))", instance=True, affine=False),
+}
+
+
+def norm(c: Norm) -> nn.Module:
+    channels = c.size[1]
+    if c.instance:
+        n: nn.Module = nn.InstanceNorm2d(channels, affine=c.affine)
+    else:
+        n = nn.GroupNorm(c.groups, channels, affine=c.affine)
+    if c.affine:
+        nn.init.normal_(n.weight)
+        nn.init.normal_(n.bias)
+    code = c.code if "return" in c.code else f"return {c.code}"
+    return net(
+        f"y = self.c(x)\n{code}", c=nn.Conv2d(4, channels, 1), n=n, d=nn.Conv2d(channels, 5, 1)
+    ).eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("case", NORM)
+def test_group_norm(case: str, mode: str) -> None:
+    c = NORM[case]
+    m = norm(c)
+    x = torch.randn(c.size[0], 4, *c.size[2:])
+    check(m, [x], **MODES[mode])
+    if mode == "traced":
+        check(m, [x.contiguous(memory_format=torch.channels_last)], groups=c.groups_of_ops)
+        assert ("llga_group_norm" in kernels_of(m, x)) == has_own_kernels()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ["contiguous", "last", "gaps", "transposed"])
+@pytest.mark.parametrize("size", [(2, 12, 67), (3, 12, 8, 9), (1, 12, 3, 40, 33), (2, 12)], ids=str)
+def test_group_norm_alone(size: tuple[int, ...], order: str, dtype: torch.dtype) -> None:
+    """Of data in any order: what the kernel does not take as it lies is copied."""
+    x = torch.randn(size)
+    if order == "last":
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    elif order == "gaps":
+        x = torch.randn(*size[:-1], 2 * size[-1])[..., ::2]
+    elif order == "transposed":
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    n = nn.GroupNorm(4, 12)
+    nn.init.normal_(n.weight)
+    nn.init.normal_(n.bias)
+    for code in ("self.n(x)", "F.silu(self.n(x))", "F.group_norm(x, 3, None, self.n.bias)"):
+        check(net(code, n=n), [x], dtype=dtype)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_group_norm_of_special_values(value: float, layout: str) -> None:
+    """They reach their group of their image, and nothing else."""
+    n = nn.GroupNorm(2, 4)
+    x = torch.randn(2, 4, 9, 8)
+    x[1, 1, 4, 5] = value
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    for code in ("self.n(x)", "F.silu(self.n(x))"):
+        check(net(code, n=n), [x])
+    # A group with ReLU does not get what the graph was called with, if it holds such a number.
+    check(net("F.relu(self.n(x))", n=n), [x], fallbacks=True)
+    check(net("F.relu(self.n(self.c(x)))", n=n, c=nn.Conv2d(4, 4, 1)), [x], fallbacks=True)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_group_norm_far_from_zero(channels_last: bool) -> None:
+    """The mean is much larger than what varies: sums of squares have no digit left, and eager's
+    norm of channels-last data is made of those."""
+    x = torch.randn(2, 8, 40, 30) + 4096
+    exact = F.group_norm(x.double(), 2).float()
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    script = to_script(net("F.group_norm(x, 2)"), [x])
+    with torch.no_grad():
+        for _ in range(3):
+            result = script(x)
+    if has_own_kernels():
+        # Of the data, a digit is 5e-4; the results are around 1.
+        assert (result - exact).abs().max() < 5e-3
+
+
+def test_instance_norm_with_running_statistics() -> None:
+    """Is a batch norm, and has oneDNN's kernel."""
+    n = nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
+    randomize(n)
+    check(
+        net("F.relu(self.n(self.c(x)))", n=n, c=nn.Conv2d(8, 8, 1)),
+        [torch.randn(2, 8, 9, 7)],
+        groups=1,
+        fused="_convolution instance_norm relu",
+    )
 
 
 def test_stages_of_a_resnet_are_taken_apart() -> None:

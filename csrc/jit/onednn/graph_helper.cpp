@@ -15,6 +15,7 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/written_attention.h"
 
 namespace llga {
@@ -164,7 +165,7 @@ class BlockPartitioner {
 
   void lowerAll(const AliasDb& aliases) {
     const auto integer_feeders = feedsIntegerCast(block_, facts_);
-    const auto taken = findAttention(aliases, integer_feeders);
+    auto taken = findAttention(aliases, integer_feeders);
     for (auto* node : block_->nodes()) {
       const auto* entry = findOp(node);
       if (entry == nullptr || isQuantizedConstant(node) || taken.count(node) != 0) {
@@ -181,8 +182,20 @@ class BlockPartitioner {
       assumeDtypes(node, *entry);
       if (isOwnAttention(node, facts_)) {
         own_.push_back({{node}, /*compute=*/1});
-      } else {
+        continue;
+      }
+      auto norm = ownNorm(node, facts_);
+      if (norm.empty()) {
         lower(node, *entry);
+        continue;
+      }
+      if (aliases.hasWriters(norm.back()) || integer_feeders.count(norm.back()) != 0) {
+        norm = {node};
+      }
+      taken.insert(norm.begin(), norm.end());
+      own_.push_back({{}, /*compute=*/1});
+      for (const auto* member : norm) {
+        own_.back().nodes.push_back(const_cast<Node*>(member));
       }
     }
   }

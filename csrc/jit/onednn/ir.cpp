@@ -36,6 +36,28 @@ Symbol viewedOrderAttr() {
   return attr;
 }
 
+namespace {
+
+constexpr int64_t kOrderBase = 8;
+
+}  // namespace
+
+int64_t encodedOrder(const std::vector<int64_t>& order) {
+  int64_t code = order.empty() ? 0 : 1;
+  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+    code = code * kOrderBase + *dim;
+  }
+  return code;
+}
+
+std::vector<int64_t> decodedOrder(int64_t code) {
+  std::vector<int64_t> order;
+  for (; code > 1; code /= kOrderBase) {
+    order.push_back(code % kOrderBase);
+  }
+  return order;
+}
+
 Symbol mustBeFiniteAttr() {
   static const Symbol attr = Symbol::attr("llga_must_be_finite");
   return attr;

@@ -31,8 +31,11 @@ Symbol callLocalAttr();
 Symbol groupOwnedAttr();
 // int list on a FusionGroup, one entry per input: for a view of such a value, or what is read in
 // the place of a copy, the order in which the dimensions would lie in eager's memory, from the
-// outermost in, as octal digits, the first one's last, behind a one; 0 for all else.
+// outermost in, encoded; 0 for all else.
 Symbol viewedOrderAttr();
+// Of up to 8 dimensions: their octal digits, the first one's last, behind a one; 0 for none.
+int64_t encodedOrder(const std::vector<int64_t>& order);
+std::vector<int64_t> decodedOrder(int64_t code);
 // int list on a FusionGroup, one entry per input: 1 if the group falls back when the input holds
 // NaN or an infinity.
 Symbol mustBeFiniteAttr();

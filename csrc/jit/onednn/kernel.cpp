@@ -151,13 +151,7 @@ InputSignature signatureOf(const IValue& value) {
   return signature;
 }
 
-// `order`: as viewedOrderAttr() has it.
-at::Tensor inOrder(const at::Tensor& tensor, int64_t order) {
-  constexpr int64_t kBase = 8;
-  Shape dims;
-  for (; order > 1; order /= kBase) {
-    dims.push_back(order % kBase);
-  }
+at::Tensor inOrder(const at::Tensor& tensor, const Shape& dims) {
   if (static_cast<int64_t>(dims.size()) != tensor.dim()) {
     return tensor.contiguous();
   }
@@ -171,7 +165,7 @@ at::Tensor inOrder(const at::Tensor& tensor, int64_t order) {
 // Eager's own tensor for a value that lies in a layout of oneDNN's choice, or a view of one.
 at::Tensor asInEager(const at::Tensor& tensor, int64_t owned, int64_t viewed_order) {
   if (viewed_order != 0) {
-    return inOrder(tensor, viewed_order);
+    return inOrder(tensor, decodedOrder(viewed_order));
   }
   if (owned == 0) {
     return tensor;

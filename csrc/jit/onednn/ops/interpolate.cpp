@@ -54,8 +54,7 @@ void interpolate(Lowering& l, const char* self, const char* mode, bool nearest) 
   const Shape sizes(out.begin() + 2, out.end());
   // oneDNN 3.2 knows in which order their channels lie, 3.7 does not.
   constexpr bool kMisreadsPixels = DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR > 2;
-  if (kMisreadsPixels &&
-      std::all_of(in.begin() + 2, in.end(), [](int64_t size) { return size == 1; })) {
+  if (kMisreadsPixels && isOnePixel(in)) {
     l.refuse("images of one pixel, which this oneDNN resizes wrongly");
   }
   if (nearest) {

@@ -34,6 +34,11 @@ std::optional<DataType> toDataType(at::ScalarType dtype) {
 
 std::string toText(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
+bool isOnePixel(const Shape& sizes) {
+  return sizes.size() > 2 &&
+         std::all_of(sizes.begin() + 2, sizes.end(), [](int64_t size) { return size == 1; });
+}
+
 logical_tensor Operand::logicalTensor() const {
   const auto property =
       constant ? logical_tensor::property_type::constant : logical_tensor::property_type::variable;

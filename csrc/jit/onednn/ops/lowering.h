@@ -199,4 +199,7 @@ class Lowering {
 
 std::string toText(const Shape& shape);
 
+// Whether these are images of one pixel each.
+bool isOnePixel(const Shape& sizes);
+
 }  // namespace llga

@@ -22,11 +22,8 @@ Operand parameter(Lowering& l, const char* name, int64_t channels, float otherwi
   return l.constant(at::kFloat, {channels}, [=] { return at::full({channels}, otherwise); });
 }
 
-void batchNorm(Lowering& l) {
+void normByRunningStatistics(Lowering& l) {
   requireFloatInput(l);
-  if (l.flag("training")) {
-    l.refuse("training mode");
-  }
   if (l.isNone("running_mean") || l.isNone("running_var")) {
     l.refuse("no running statistics");
   }
@@ -38,6 +35,13 @@ void batchNorm(Lowering& l) {
          {l.out()})
       .set_attr<float>(Attr::epsilon, static_cast<float>(l.number("eps")))
       .set_attr<std::string>(Attr::data_format, "NCX");
+}
+
+void batchNorm(Lowering& l) {
+  if (l.flag("training")) {
+    l.refuse("training mode");
+  }
+  normByRunningStatistics(l);
 }
 
 void layerNorm(Lowering& l) {
@@ -60,7 +64,7 @@ void layerNorm(Lowering& l) {
       .set_attr<float>(Attr::epsilon, static_cast<float>(l.number("eps")));
 }
 
-void groupNorm(Lowering& l) {
+void normGroups(Lowering& l, int64_t groups) {
 #if DNNL_VERSION_MAJOR > 3 || (DNNL_VERSION_MAJOR == 3 && DNNL_VERSION_MINOR >= 6)
   requireFloatInput(l);
   l.requireRank(l.arg("input"), 3, 5);
@@ -74,12 +78,25 @@ void groupNorm(Lowering& l) {
   l.emit(OpKind::GroupNorm, inputs, {l.out()})
       .set_attr<bool>(Attr::keep_stats, false)
       .set_attr<bool>(Attr::use_affine, affine)
-      .set_attr<int64_t>(Attr::groups, l.integer("num_groups"))
+      .set_attr<int64_t>(Attr::groups, groups)
       .set_attr<float>(Attr::epsilon, static_cast<float>(l.number("eps")))
       .set_attr<std::string>(Attr::data_format, "NCX");
 #else
+  (void)groups;
   l.refuse("oneDNN has GroupNorm from 3.6 on");
 #endif
+}
+
+void groupNorm(Lowering& l) { normGroups(l, l.integer("num_groups")); }
+
+void instanceNorm(Lowering& l) {
+  if (!l.flag("use_input_stats")) {
+    return normByRunningStatistics(l);
+  }
+  if (!l.isNone("running_mean") || !l.isNone("running_var")) {
+    l.refuse("training mode: it updates its running statistics");
+  }
+  normGroups(l, l.sizes(l.arg("input"))[1]);
 }
 
 }  // namespace
@@ -89,6 +106,7 @@ OpFamily normalizationOps() {
       {"aten::batch_norm", OpClass::compute, batchNorm},
       {"aten::layer_norm", OpClass::compute, layerNorm},
       {"aten::group_norm", OpClass::compute, groupNorm},
+      {"aten::instance_norm", OpClass::compute, instanceNorm},
   };
 }
 

@@ -25,12 +25,12 @@ bool keepsShape(const Node* node) {
   static const std::unordered_set<Symbol> kinds = [] {
     std::unordered_set<Symbol> set;
     for (const auto* name :
-         {"relu",       "relu6",     "sigmoid",     "tanh",       "gelu",       "elu",
-          "leaky_relu", "hardswish", "hardsigmoid", "hardtanh",   "clamp_min",  "clamp_max",
-          "silu",       "mish",      "softplus",    "prelu",      "sqrt",       "square",
-          "abs",        "exp",       "log",         "round",      "rsqrt",      "reciprocal",
-          "neg",        "softmax",   "log_softmax", "batch_norm", "layer_norm", "group_norm",
-          "dropout",    "contiguous"}) {
+         {"relu",       "relu6",      "sigmoid",      "tanh",       "gelu",       "elu",
+          "leaky_relu", "hardswish",  "hardsigmoid",  "hardtanh",   "clamp_min",  "clamp_max",
+          "silu",       "mish",       "softplus",     "prelu",      "sqrt",       "square",
+          "abs",        "exp",        "log",          "round",      "rsqrt",      "reciprocal",
+          "neg",        "softmax",    "log_softmax",  "batch_norm", "layer_norm", "group_norm",
+          "dropout",    "contiguous", "instance_norm"}) {
       set.insert(Symbol::fromQualString(std::string("aten::") + name));
     }
     return set;

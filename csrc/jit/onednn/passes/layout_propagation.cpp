@@ -174,16 +174,6 @@ std::vector<int64_t> orderInEager(const Value* value) {
   return order;
 }
 
-// Its digits, the least first and a one behind them.
-int64_t encoded(const std::vector<int64_t>& order) {
-  constexpr int64_t kBase = 8;
-  int64_t code = order.empty() ? 0 : 1;
-  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
-    code = code * kBase + *dim;
-  }
-  return code;
-}
-
 // What is copied to the input `i` of a group to be contiguous, if it is channels last, which groups
 // take as well; null if that is not so.
 Value* beforeCopy(const Node* group, size_t i) {
@@ -224,7 +214,7 @@ class CopyDropper {
       }
       std::vector<int64_t> rows(sizesOf(source)->size());
       std::iota(rows.begin(), rows.end(), 0);
-      viewed[i] = encoded(rows);
+      viewed[i] = encodedOrder(rows);
       auto* copy = group->input(i)->node();
       group->replaceInput(i, source);
       if (!copy->hasUses()) {
@@ -262,7 +252,7 @@ void mark(Node* group) {
     const bool free = isFusionGroup(input->node()) && mayLieAnyhow(input);
     owned.push_back(!free ? 0 : isChannelsLast(input) ? 2 : 1);
     if (viewed[i] == 0 && makesView(input->node())) {
-      viewed[i] = encoded(orderInEager(input));
+      viewed[i] = encodedOrder(orderInEager(input));
     }
   }
   group->is_(groupOwnedAttr(), owned);

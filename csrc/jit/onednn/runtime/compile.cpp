@@ -12,6 +12,7 @@
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_attention.h"
+#include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/partition_key.h"
@@ -46,7 +47,9 @@ class PlanCompiler {
     Description result;
     result.fpmath_mode = draft_.request.fpmath_mode;
     const auto& subgraph = *draft_.request.subgraph;
-    if (findShuffle(subgraph, *draft_.request.facts) || isOwnAttentionGroup(subgraph)) {
+    const auto& facts = *draft_.request.facts;
+    if (findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
+        findGroupNorm(subgraph, facts)) {
       return result;  // nothing of it is oneDNN's
     }
     lower();
@@ -291,11 +294,8 @@ class PlanCompiler {
     if (!operand.sizes || !value.sizes || operand.sizes == value.sizes) {
       return false;
     }
-    const auto& sizes = *value.sizes;
-    const bool pixels = sizes.size() > 2 && std::all_of(sizes.begin() + 2, sizes.end(),
-                                                        [](int64_t size) { return size == 1; });
-    return isSoftmax(root) ||
-           (isBinary(root) && pixels && c10::multiply_integers(*operand.sizes) != 1);
+    return isSoftmax(root) || (isBinary(root) && isOnePixel(*value.sizes) &&
+                               c10::multiply_integers(*operand.sizes) != 1);
   }
 
   // Over another dimension than the last. Between two products oneDNN 3.7 takes it for attention,
@@ -468,19 +468,26 @@ class PlanCompiler {
     }
     for (const auto& output : outputs) {
       const auto id = output.get_id();
-      auto layout = output.get_layout_type() == LayoutType::any
-                        ? withId(step.compiled.query_logical_tensor(id), id)
-                        : output;
-      if (isOpaque(layout)) {  // not on CPU, by all of its releases that this was tried with
-        throw CompileError{"oneDNN chose an opaque layout for a result"};
-      }
-      draft_.addResult(step, layout);
+      const bool chosen = output.get_layout_type() == LayoutType::any;
+      draft_.addResult(step, chosen ? chosenLayout(step.compiled, id) : output);
     }
     for (const auto& [input, output] : step.compiled.get_inplace_ports()) {
       draft_.inplace[output] = input;
     }
     draft_.plan->kept |= KeptArguments::of(ops, [](const OpSpec& op) { return op.kind(); });
     draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // That of a result which could have any.
+  static Layout chosenLayout(const dnnl::graph::compiled_partition& compiled, size_t id) {
+    const auto chosen = compiled.query_logical_tensor(id);
+    if (isOpaque(chosen)) {  // not on CPU, by all of its releases that this was tried with
+      throw CompileError{"oneDNN chose an opaque layout for a result"};
+    }
+    const auto sizes = chosen.get_dims();
+    return logical_tensor(id, chosen.get_data_type(), sizes,
+                          canonicalStrides(sizes, chosen.get_strides()),
+                          chosen.get_property_type());
   }
 
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes
@@ -654,11 +661,14 @@ std::shared_ptr<const Plan> compilePlan(const CompileRequest& request) {
   constexpr size_t kMuch = size_t{1} << 20;
   const auto packed = packedBytes();
   std::shared_ptr<const Plan> plan;
+  const auto unpacked = [&] { return PlanCompiler(request, /*pack=*/false).run(); };
   try {
     try {
       plan = PlanCompiler(request, /*pack=*/true).run();
     } catch (const PackError&) {
-      plan = PlanCompiler(request, /*pack=*/false).run();
+      plan = unpacked();
+    } catch (const dnnl::error&) {  // 3.2 scales no packed weight, as for a batch norm behind it
+      plan = unpacked();
     }
   } catch (const dnnl::error& error) {
     throw CompileError{fmt::format("oneDNN: {}", error.what())};

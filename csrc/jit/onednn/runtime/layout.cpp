@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/layout.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/irange.h>
 
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/engine.h"
@@ -28,6 +29,24 @@ std::vector<int64_t> channelsLastStrides(const std::vector<int64_t>& sizes) {
     default:
       return {};
   }
+}
+
+std::vector<int64_t> canonicalStrides(const std::vector<int64_t>& sizes,
+                                      const std::vector<int64_t>& strides) {
+  auto matches = [&](const std::vector<int64_t>& wanted) {
+    for (const auto i : c10::irange(sizes.size())) {
+      if (sizes[i] != 1 && strides[i] != wanted[i]) {
+        return false;
+      }
+    }
+    return true;
+  };
+  auto contiguous = c10::TensorType::contiguousStridesOf(sizes);
+  if (matches(contiguous)) {
+    return contiguous;
+  }
+  auto channels_last = channelsLastStrides(sizes);
+  return !channels_last.empty() && matches(channels_last) ? channels_last : strides;
 }
 
 bool isOpaque(const Layout& layout) {

@@ -14,6 +14,12 @@ Layout layoutOf(const at::Tensor& tensor, size_t id = 0);
 // The strides of dense channels-last memory; none (empty) unless there are 4 or 5 dimensions.
 std::vector<int64_t> channelsLastStrides(const std::vector<int64_t>& sizes);
 
+// Strides of dimensions of size 1 as contiguous or channels-last memory has them, where the others
+// fit. They are arbitrary in PyTorch, and oneDNN chooses some itself that its binary kernels read
+// wrongly: it recognises a format by all.
+std::vector<int64_t> canonicalStrides(const std::vector<int64_t>& sizes,
+                                      const std::vector<int64_t>& strides);
+
 // `from` under another id.
 Layout withId(const Layout& from, size_t id);
 

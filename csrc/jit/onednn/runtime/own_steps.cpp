@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <tuple>
 
@@ -15,6 +16,7 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/own_attention.h"
+#include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 #include "jit/onednn/runtime/vector_loops.h"
@@ -219,11 +221,15 @@ class OwnSteps {
   }
 
   // A constant, as dense numbers of float32.
-  size_t bindParameter(Plan::Step& step, const Operand& operand, const at::Tensor& value) {
+  std::pair<Slot, Layout> keptAsFloats(size_t id, const at::Tensor& value) {
     const auto tensor = value.to(at::kFloat).contiguous();
-    return bind(step, draft_.keep(tensor),
-                strided(operand.id, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(),
-                        /*constant=*/true));
+    return {draft_.keep(tensor), strided(id, at::kFloat, tensor.sizes().vec(),
+                                         tensor.strides().vec(), /*constant=*/true)};
+  }
+
+  size_t bindParameter(Plan::Step& step, const Operand& operand, const at::Tensor& value) {
+    const auto [slot, layout] = keptAsFloats(operand.id, value);
+    return bind(step, slot, layout);
   }
 
   // The constant bias of a convolution; 0 if it has none.
@@ -520,6 +526,53 @@ class OwnSteps {
         "reorder", "llga_copy"};
     draft_.plan->steps.push_back(std::move(step));
     return draft_.plan->steps.back().outputs[0];
+  }
+
+  // One step for a group that is a group norm, behind another one if its data lies in an order that
+  // the kernel does not take, or the result has to lie in another one.
+  void groupNorm(const FoundGroupNorm& found) {
+    Plan::Step step;
+    auto data = located(found.data);
+    const auto sizes = data.second.get_dims();
+    const auto rows = c10::TensorType::contiguousStridesOf(sizes);
+    const auto last = pixelStrides(sizes);
+    const auto facts = draft_.request.facts->tensor(found.result);
+    const bool any = draft_.request.any_layout[draft_.group_outputs.at(found.result->unique())];
+    const auto lies = data.second.get_strides();
+    auto kernel = found.kernel;
+    kernel.channels_last = lies == last && lies != rows && (any || facts.strides == last);
+    const auto& strides = kernel.channels_last ? last : rows;
+    if (!any && canonicalStrides(sizes, *facts.strides) != strides) {
+      throw CompileError{"group norm: its result lies in an unusual order"};
+    }
+    step.inputs.push_back(lies == strides ? data : copied(data, found.data));
+    std::array<size_t, 2> parameters{};
+    for (const auto i : {0, 1}) {
+      if (const auto* value = i == 0 ? found.weight : found.bias) {
+        const auto known = torch::jit::toIValue(value);
+        parameters[i] = step.inputs.size();
+        step.inputs.push_back(known ? keptAsFloats(value->unique(), known->toTensor())
+                                    : located(value));
+      }
+    }
+    draft_.addResult(step, strided(found.result->unique(), *facts.dtype, sizes, strides));
+    step.kernel = {[kernel, parameters](auto from, auto to) {
+                     const auto at = [&](size_t i) {
+                       return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
+                     };
+                     kernel.run(from[0], at(parameters[0]), at(parameters[1]), to[0]);
+                   },
+                   "group_norm", "llga_group_norm"};
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // Of dense memory in which a pixel's channels lie side by side.
+  static Shape pixelStrides(const Shape& sizes) {
+    Shape moved(sizes);
+    std::rotate(moved.begin() + 1, moved.begin() + 2, moved.end());
+    auto strides = c10::TensorType::contiguousStridesOf(moved);
+    std::rotate(strides.begin() + 1, strides.end() - 1, strides.end());
+    return strides;
   }
 
   // One step for a group that is attention.
@@ -921,6 +974,10 @@ bool addUnlowered(PlanDraft& draft) {
   }
   if (const auto found = findAttention(draft.request)) {
     OwnSteps(draft).attention(*found);
+    return true;
+  }
+  if (const auto found = findGroupNorm(*draft.request.subgraph, *draft.request.facts)) {
+    OwnSteps(draft).groupNorm(*found);
     return true;
   }
   return false;

@@ -13,28 +13,6 @@ using dnnl::graph::logical_tensor;
 using LayoutType = logical_tensor::layout_type;
 using Property = logical_tensor::property_type;
 
-namespace {
-
-// Strides of dimensions of size 1 are arbitrary in PyTorch; oneDNN recognises a format by all.
-Shape canonicalStrides(const Shape& sizes, const Shape& strides) {
-  auto matches = [&](const Shape& wanted) {
-    for (const auto i : c10::irange(sizes.size())) {
-      if (sizes[i] != 1 && strides[i] != wanted[i]) {
-        return false;
-      }
-    }
-    return true;
-  };
-  auto contiguous = c10::TensorType::contiguousStridesOf(sizes);
-  if (matches(contiguous)) {
-    return contiguous;
-  }
-  auto channels_last = channelsLastStrides(sizes);
-  return !channels_last.empty() && matches(channels_last) ? channels_last : strides;
-}
-
-}  // namespace
-
 Layout strided(size_t id, at::ScalarType dtype, const Shape& sizes, const Shape& strides,
                bool constant) {
   const auto property = constant ? Property::constant : Property::variable;

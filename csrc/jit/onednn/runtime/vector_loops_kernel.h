@@ -54,13 +54,17 @@ void storeUpTo(T* to, Vector x, int64_t first) {
   }
 }
 
-// Calls f<n>(c, first) for bands of n vectors from column c on, many while there are many; the last
-// band may be of one vector's `first` numbers.
+// Calls f<n>(c, first) for bands of n vectors from column c on, many or half as many while there
+// are so many; the last band may be of one vector's `first` numbers.
 template <int64_t many, typename F>
 void forBands(int64_t columns, const F& f) {
   int64_t c = 0;
   for (; c + many * kWidth <= columns; c += many * kWidth) {
     f.template operator()<many>(c, 0);
+  }
+  if (c + many / 2 * kWidth <= columns) {
+    f.template operator()<many / 2>(c, 0);
+    c += many / 2 * kWidth;
   }
   for (; c + kWidth <= columns; c += kWidth) {
     f.template operator()<1>(c, 0);
@@ -90,6 +94,48 @@ void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
     }
     for (int64_t v = 0; v < n; ++v) {
       storeUpTo(to + c + v * kWidth, total[v], first);
+    }
+  });
+}
+
+// Those of a few rows each, which stay in the first level of cache, are joined: T. F. Chan, G. H.
+// Golub, R. J. LeVeque, Algorithms for computing the sample variance (1983).
+template <typename T>
+void momentsOfRows(const T* from, int64_t rows, int64_t columns, float* mean, float* squares) {
+  constexpr int64_t kFew = 32;
+  forBands<8>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    Vector means[n] = {};
+    Vector sums[n] = {};  // of squares
+    for (int64_t begin = 0; begin < rows; begin += kFew) {
+      const auto end = rows - begin < kFew ? rows : begin + kFew;
+      const auto count = static_cast<float>(end - begin);
+      Vector here[n] = {};
+      for (auto row = begin; row < end; ++row) {
+        for (int64_t v = 0; v < n; ++v) {
+          here[v] += loadUpTo(from + row * columns + c + v * kWidth, first);
+        }
+      }
+      for (int64_t v = 0; v < n; ++v) {
+        here[v] /= count;
+      }
+      Vector spread[n] = {};
+      for (auto row = begin; row < end; ++row) {
+        for (int64_t v = 0; v < n; ++v) {
+          const Vector x = loadUpTo(from + row * columns + c + v * kWidth, first) - here[v];
+          spread[v] += x * x;
+        }
+      }
+      const auto before = static_cast<float>(begin);
+      const auto all = static_cast<float>(end);
+      for (int64_t v = 0; v < n; ++v) {
+        const Vector apart = here[v] - means[v];
+        means[v] += apart * (count / all);
+        sums[v] += spread[v] + apart * apart * (before * count / all);
+      }
+    }
+    for (int64_t v = 0; v < n; ++v) {
+      storeUpTo(mean + c + v * kWidth, means[v], first);
+      storeUpTo(squares + c + v * kWidth, sums[v], first);
     }
   });
 }
@@ -201,7 +247,8 @@ void interleave(const void* from, int64_t planes, int64_t stride, int64_t count,
 }
 
 template <typename T>
-constexpr Functions<T> kFunctions{activate<T>, sumRows<T>, scaleRows<T>, affineRows<T>};
+constexpr Functions<T> kFunctions{activate<T>, sumRows<T>, momentsOfRows<T>, scaleRows<T>,
+                                  affineRows<T>};
 
 }  // namespace
 }  // namespace llga::vector_loops

@@ -1,0 +1,42 @@
+// Group norms of float32 or bfloat16 data, which are instance norms with a group for each channel,
+// and an activation behind them.
+//
+// oneDNN has none before 3.6, and PyTorch's take the activation apart. Means and variances are
+// joined from those of parts, without sums of squares of the numbers, which lose digits where the
+// mean is large.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "jit/onednn/runtime/activation.h"
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
+// AVX2 and FMA.
+struct GroupNorm {
+  enum class Type { float32, bfloat16 };
+
+  Type type;
+  int64_t images;
+  int64_t channels;
+  int64_t pixels;
+  int64_t groups;
+  bool channels_last;  // (image, pixel, channel) in memory, else (image, channel, pixel)
+  double epsilon;
+  float least;  // no result is less: 0 is ReLU, minus infinity nothing
+  std::optional<Activation> activation;
+
+  // `weight` and `bias`: by channel; each may be null. `to` may be `from`.
+  void run(const void* from, const float* weight, const float* bias, void* to) const;
+
+ private:
+  template <typename T>
+  class Image;
+
+  template <typename T>
+  void runAs(const T* from, const float* weight, const float* bias, T* to) const;
+};
+
+}  // namespace llga
