@@ -48,6 +48,7 @@ from util import (
     fuses,
     has_matrix_units,
     has_narrow_products,
+    kernels_of,
     leaves,
     net,
     one_by_one,
@@ -1812,6 +1813,67 @@ def test_operand_of_images_of_one_pixel(size: tuple[int, ...], dtype: torch.dtyp
     x, z = torch.randn(size), torch.randn(1, *size[1:])
     check(m, [x, torch.randn(size), z], dtype=dtype)
     check(m, [x, z * 0.5, z[0]], dtype=dtype)
+
+
+PARTS = {
+    "chunk": "a, b = y.chunk(2, 1)\nreturn self.e(torch.cat([self.d(a), b], 1))",
+    "split": "a, b = y.split([8, 8], 1)\nreturn self.e(torch.cat([self.d(a), self.d(b)], 1))",
+    "slice": "return self.d(y[:, :8]), F.relu(self.d(y[:, 8:]) + y[:, 8:])",
+    "steps": "return self.d(y[:, ::2, 1:, ::2]), self.d(y[:, 1::2, ::2, :-1])",
+    "images": "return self.d(y[:1, 8:]), self.d(y[1:, 4:12])",
+    "gate": "a, b = y.chunk(2, 1)\nreturn self.d(a * torch.sigmoid(b))",
+    "part_of_part": "a, b = y[:, :, 1:].chunk(2, 1)\nreturn self.d(b), self.f(a[:, 2:6])",
+    "one_returned": "a, b = y.chunk(2, 1)\nreturn self.d(a), b",
+    "sizes": "a, b = y.chunk(2, 1)\nreturn self.d(a).reshape(a.size(0), -1), self.d(b)",
+}
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("case", PARTS)
+def test_parts_of_channels_last_images(case: str, mode: str) -> None:
+    """Groups read parts of what other groups give in any layout."""
+    layers = {"c": nn.Conv2d(3, 16, 3), "d": nn.Conv2d(8, 8, 3, padding=1), "f": nn.Conv2d(4, 4, 1)}
+    m = net(f"y = F.relu(self.c(x))\n{PARTS[case]}", **layers, e=nn.Conv2d(16, 4, 1)).eval()
+    check(m, [torch.randn(2, 3, 11, 9)], **MODES[mode])
+    if mode == "traced":
+        check(m, [torch.randn(1, 3, 11, 9)])
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_silu_whose_data_others_read_too(mode: str) -> None:
+    """It is a group of its own, though oneDNN has no op for it."""
+    m = net(
+        "y = self.c(x)\nz = F.silu(y) * 0.9\nreturn self.e(F.silu(self.d(z))) * 0.5 + y",
+        c=nn.Conv2d(4, 16, 1), d=nn.Conv2d(16, 16, 1), e=nn.Conv2d(16, 16, 3, padding=1),
+    ).eval()  # fmt: skip
+    check(m, [torch.randn(2, 4, 30, 22)], **MODES[mode], fused="silu")
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    "heads", ["self.h(a)", "self.l(a.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)"]
+)
+def test_softmax_of_rows_that_do_not_lie_together(heads: str, mode: str) -> None:
+    """Attention whose heads talk: as pixels' channels, they lie side by side in memory."""
+    m = net(
+        f"a = x @ x.transpose(-2, -1)\na = {heads}\nreturn torch.softmax(a, -1) @ x",
+        h=nn.Conv2d(4, 4, 1), l=nn.Linear(4, 4),
+    ).eval()  # fmt: skip
+    check(m, [torch.randn(2, 4, 33, 8)], **MODES[mode], fallbacks=mode in ("bf16", "autocast"))
+
+
+def test_batch_norm_that_nobody_folded() -> None:
+    """oneDNN 3.2 can't scale a weight that it packed."""
+    m = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    randomize(m)
+    x = torch.randn(2, 8, 9, 7)
+    with torch.no_grad():
+        script = torch.jit.freeze(torch.jit.trace(m, x), optimize_numerics=False)
+        for _ in range(4):
+            assert_same(script(x), m(x))
+        kernels = kernels_of(script, x)
+    assert fused_graph(script, x).inside["aten::batch_norm"] == 1
+    assert len(kernels) == 1, "ran in the interpreter"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

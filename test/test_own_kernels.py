@@ -540,7 +540,7 @@ NORM = {
     "tanh": Norm((2, 16, 9, 9), 4, "torch.tanh(self.n(y))"),
     "silu_in_place": Norm((2, 16, 9, 9), 4, "F.silu(self.n(y), inplace=True)"),
     "before_a_convolution": Norm((2, 16, 9, 9), 4, "self.d(F.silu(self.n(y)))", groups_of_ops=3),
-    "read_twice": Norm((2, 16, 9, 9), 4, "z = self.n(y)\nreturn F.silu(z), z"),
+    "read_twice": Norm((2, 16, 9, 9), 4, "z = self.n(y)\nreturn F.silu(z), z", groups_of_ops=3),
     "sizes_are_read": Norm(
         (2, 16, 9, 9), 4, "z = self.n(y)\nreturn F.silu(z).reshape(z.shape[0], -1)"
     ),
@@ -1269,6 +1269,48 @@ SHUFFLES = {
         own=False,
     ),
 }
+
+
+class Cat(NamedTuple):
+    """A concatenation of what convolutions compute: channels of each, and size of the images."""
+
+    parts: tuple[int, ...]
+    size: tuple[int, ...] = (2, 9, 7)  # images, height, width
+    code: str = "torch.cat([{}], 1)"
+    own: bool = True
+    narrow: bool = True  # in bfloat16, if that is not computed in float32
+
+
+CATS = {
+    "two": Cat((8, 8)),
+    "odd": Cat((5, 12, 1), narrow=False),
+    "wide": Cat((130, 70), (1, 20, 30)),
+    "many": Cat((16,) * 9, (3, 40, 33)),
+    "of_one_pixel": Cat((8, 6), (3, 1, 1)),
+    "twice_the_same": Cat((8, 8), code="torch.cat([self.p0(x), x, x, self.p1(x)], 1)"),
+    "rows": Cat((8, 8), code="torch.cat([{}], 2)", own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("case", CATS)
+def test_concatenation(case: str, mode: str) -> None:
+    c = CATS[case]
+    images, *pixels = c.size
+    parts = {f"p{i}": nn.Conv2d(4, n, 1) for i, n in enumerate(c.parts)}
+    code = c.code.format(", ".join(f"self.{name}(x)" for name in parts))
+    m = net(f"x = F.relu(self.a(x))\nreturn self.b({code})", a=nn.Conv2d(3, 4, 1), **parts,
+            b=nn.LazyConv2d(5, 3, padding=1)).eval()  # fmt: skip
+    x = torch.randn(images, 3, *pixels)
+    m(x)
+    check(m, [x], **MODES[mode])
+    if mode in ("traced", "bf16"):
+        dtype = torch.bfloat16 if mode == "bf16" else torch.float32
+        own = c.own and has_own_kernels() and (mode == "traced" or c.narrow)
+        if fuses(dtype):
+            kernels = kernels_of(copy.deepcopy(m).to(dtype), x.to(dtype))
+            assert ("llga_concat" in kernels) == own
 
 
 @pytest.mark.usefixtures("all_threads")

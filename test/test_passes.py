@@ -19,7 +19,7 @@ from torch.testing import FileCheck
 
 import llga_fuser
 from llga_fuser import _C
-from util import has_own_attention, walk
+from util import check, has_own_attention, net, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -182,6 +182,62 @@ def test_remove_mutation_keeps_what_others_see() -> None:
         """,
     )
     assert kinds(graph) == ["aten::relu_"]
+
+
+WRITE_TO_A_VIEW = """
+graph(%x : Tensor, %y : Tensor):
+  %none : NoneType = prim::Constant()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %1 : Tensor = SOURCE
+  %2 : Tensor = aten::slice(%1, %one, %none, %two, %one)
+  %3 : Tensor = aten::transpose(%2, %one, %two)
+  %4 : Tensor = aten::add_(%3, %y, %one)
+  REST
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "rest", "pure"),
+    [
+        ("aten::cos(%x)", "return (%4)", True),
+        ("aten::cos(%x)", "return (%3)", True),
+        ("aten::cos(%x)", "%5 : Tensor = aten::relu_(%4); return (%5)", True),
+        ("aten::cos(%x)", "%5 : Tensor = aten::sigmoid(%4); return (%5)", True),
+        ("aten::cos(%x)", "return (%2)", False),
+        ("aten::cos(%x)", "%5 : Tensor = aten::sigmoid(%1); return (%5)", False),
+        ("aten::cos(%x)", "%5 : Tensor = aten::t(%1); return (%5)", False),
+        ("aten::cos(%x)", "%5 : Tensor[] = prim::ListConstruct(%4, %1); return (%5)", False),
+        ("aten::relu_(%x)", "return (%4)", False),
+        ("aten::t(%x)", "return (%4)", False),
+    ],
+)
+def test_remove_mutation_of_a_view(source: str, rest: str, pure: bool) -> None:
+    """Unless what it is a view of is read behind, or is not the graph's own."""
+    text = WRITE_TO_A_VIEW.replace("SOURCE", source).replace("REST", rest.replace("; ", "\n  "))
+    graph = after("remove_mutation", text)
+    assert pure == ("aten::add" in kinds(graph)), graph
+    assert pure != ("aten::add_" in kinds(graph)), graph
+    assert pure == ("llga::as_target" in kinds(graph)), graph
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "y = torch.cos(x)\nz = y[:, :2]\nz += 1\nreturn torch.relu(z)",
+        "y = torch.cos(x)\nz = y[:, :2]\nz += 1\nreturn torch.relu(y)",
+        "y = torch.cos(x)\nz = y[:, :2]\nw = z[:, 1:]\nz += 1\nreturn torch.relu(z), w",
+        "y = torch.cos(x)\nz = y[:, :2]\nz += 1\nz *= 2\nreturn z, z + 1",
+        "y = torch.cos(x)\na, b = y.chunk(2, 1)\na += b\nb *= a\nreturn a, b",
+        "y = torch.cos(x)\nz = y[0]\nz += y[1]\nreturn z",
+        "y = torch.cos(x)\nz = y.view(-1)\nz.relu_()\nreturn z.sigmoid_()",
+        "z = x[:, :2]\nz += 1\nreturn torch.relu(z)",
+        "y = torch.cos(x)\nz = y[:, :2]\nz += y[:, 2:4]\nreturn z * 2",
+    ],
+)
+@pytest.mark.parametrize("scripted", [False, True])
+def test_writes_to_views_are_seen(code: str, scripted: bool) -> None:
+    check(net(code), [torch.randn(4, 6, 5)], scripted=scripted)
 
 
 FLOATS = "Float(2, 2, strides=[2, 1], requires_grad=0, device=cpu)"
@@ -393,6 +449,36 @@ def test_normalize_keeps_cat_of_one_whose_copy_matters(rest: list[str]) -> None:
     ]
     graph = after("normalize_ops", "\n".join(lines))
     assert "aten::cat" in kinds(graph)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result", "dropped"),
+    [
+        ("%none, %none, %one", "%2", True),
+        ("%zero, %end, %one", "%2", True),
+        ("%zero, %end, %two", "%2", False),
+        ("%one, %end, %one", "%2", False),
+        ("%zero, %two, %one", "%2", False),
+        ("%zero, %end, %one", "%1", False),
+    ],
+)
+def test_normalize_whole_slice(arguments: str, result: str, dropped: bool) -> None:
+    """What is returned stays a tensor of its own."""
+    graph = after(
+        "normalize_ops",
+        f"""
+        graph(%x : Tensor):
+          %none : NoneType = prim::Constant()
+          %zero : int = prim::Constant[value=0]()
+          %one : int = prim::Constant[value=1]()
+          %two : int = prim::Constant[value=2]()
+          %end : int = prim::Constant[value=9223372036854775807]()
+          %1 : Tensor = aten::slice(%x, %two, {arguments})
+          %2 : Tensor = aten::relu(%1)
+          return ({result})
+        """,
+    )
+    assert dropped == ("aten::slice" not in kinds(graph)), graph
 
 
 def test_normalize_keeps_dropout_in_training() -> None:
@@ -1860,6 +1946,60 @@ def test_layout_propagation_through_views(flatten: str, swap: str, reader: str, 
     assert f"llga_any_layout=[{int(free)}]" in str(groups[0])
     # Memory in the order 0, 2, 1: octal digits, the first one last, behind a one.
     assert free == (f"llga_viewed_order=[{0o1120}]" in str(groups[-1])), graph
+
+
+IMAGE_PARTS = """
+graph(%x : Float(1, 4, 8, 8, strides=[256, 64, 8, 1], requires_grad=0, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %how : str = prim::Constant[value='none']()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %sizes : int[] = prim::Constant[value=[2, 2]]()
+  %1 : Float(1, 4, 8, 8, strides=[256, 64, 8, 1]) = aten::relu(%x)
+  %2 : Float(1, 4, 8, 8, strides=[256, 64, 8, 1]) = aten::mul(%1, %x)
+  PARTS
+  %5 : Float(1, 2, 8, 8, strides=[128, 64, 8, 1]) = aten::gelu(%3, %how)
+  %6 : Tensor = aten::OTHER(%4, %one, %none)
+  return (%5, %6)
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "other", "free"),
+    [
+        (["%4 : Tensor = aten::slice(%2, %one, %none, %two, %one)"], "", True),
+        (["%4 : Tensor = aten::narrow(%2, %one, %one, %two)"], "", True),
+        (["%3 : Tensor, %4 : Tensor = prim::ConstantChunk[chunks=2, dim=1](%2)"], "", True),
+        (
+            [
+                "%l : Tensor[] = aten::split_with_sizes(%2, %sizes, %one)",
+                "%3 : Tensor, %4 : Tensor = prim::ListUnpack(%l)",
+            ],
+            "",
+            True,
+        ),
+        (
+            [
+                "%s : Tensor = aten::slice(%2, %two, %one, %none, %two)",
+                "%4 : Tensor = aten::slice(%s, %one, %none, %two, %one)",
+            ],
+            "",
+            True,
+        ),
+        (["%3 : Tensor, %4 : Tensor = prim::ConstantChunk[chunks=2, dim=1](%2)"], "cumsum", False),
+    ],
+)
+def test_layout_propagation_through_parts(parts: list[str], other: str, free: bool) -> None:
+    text = IMAGE_PARTS.replace("PARTS", "\n  ".join(parts))
+    if not other:
+        text = text.replace("  %6 : Tensor = aten::OTHER(%4, %one, %none)\n", "")
+        text = text.replace("(%5, %6)", "(%5)").replace("gelu(%3", "gelu(%4")
+    graph = parsed(text.replace("OTHER", other))
+    for name in ("graph_fuser", "layout_propagation"):
+        _C.run_pass(name, graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert f"llga_any_layout=[{int(free)}]" in str(groups[0]), graph
+    assert free == (f"llga_viewed_order=[{0o13210}]" in str(groups[-1])), graph
 
 
 ATTENTION = """

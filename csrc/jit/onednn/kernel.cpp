@@ -119,9 +119,9 @@ std::string unsupported(const at::Tensor& tensor) {
   return "";
 }
 
-// Strides of 0, overlaps, gaps: oneDNN gets a dense copy. Gaps alone it could take, but one copy is
-// cheaper than its reference kernels. `as_they_are`: a kernel of our own takes them. Returns "", or
-// why no plan takes these inputs.
+// Strides of 0, overlaps, gaps: oneDNN gets a dense copy, in the order of dimensions that there is.
+// Gaps alone it could take, but one copy is cheaper than its reference kernels. `as_they_are`: a
+// kernel of our own takes them. Returns "", or why no plan takes these inputs.
 std::string makeDense(std::span<IValue> inputs, bool as_they_are) {
   for (auto& value : inputs) {
     if (!value.isTensor()) {
@@ -131,7 +131,7 @@ std::string makeDense(std::span<IValue> inputs, bool as_they_are) {
       return reason;
     }
     if (!as_they_are && !value.toTensor().is_non_overlapping_and_dense()) {
-      value = value.toTensor().contiguous();
+      value = value.toTensor().clone(at::MemoryFormat::Preserve);
     }
   }
   return "";

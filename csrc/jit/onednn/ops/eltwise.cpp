@@ -202,7 +202,7 @@ OpFamily eltwiseOps() {
       {"aten::clamp", kClass, clamp},
       {"aten::clamp_min", kClass, clampMin},
       {"aten::clamp_max", kClass, clampMax},
-      {"aten::silu", kClass, silu},
+      {"aten::silu", OpClass::compute, silu, Parts::several},
       {"aten::softplus", kClass, softplus},
       {"aten::prelu", kClass, prelu},
       {"aten::pow.Tensor_Scalar", kClass, pow},

@@ -3,8 +3,8 @@
 //   %2 = llga::FusionGroup[llga_any_layout=[1]](%x)
 //   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
 //
-// Such a value never meets an aten op that looks at more than its sizes, but for views that only
-// groups read in their turn, so its strides are nobody's business: image-like values are channels
+// Such a value never meets an aten op that looks at more than its sizes, but for views, of all or
+// of a part, that only groups read in their turn, so its strides are nobody's business: image-like values are channels
 // last. Everything else leaves a group with exactly the strides eager gives it. llga_group_owned
 // tells the reader what it would have got in eager: 1 contiguous, 2 channels last;
 // llga_viewed_order the same of a view: in which order its dimensions would lie. So it does where a
@@ -68,9 +68,37 @@ std::optional<std::vector<int64_t>> sizesOf(const Value* value) {
   return type ? type->sizes().concrete_sizes() : std::nullopt;
 }
 
-// Whether it makes a view, of images in either order: of their pixels as one dimension, or of
-// dimensions that change places.
+bool takesParts(const Node* node);
+
+// The executor notes no sizes of a slice that is only sliced again.
+bool isImage(const Value* value) {
+  const auto sizes = sizesOf(value);
+  return sizes ? sizes->size() > 3 : takesParts(value->node());
+}
+
+// Whether it makes parts of images: their dimensions keep their places, and lie with gaps between.
+bool takesParts(const Node* node) {
+  switch (node->kind()) {
+    case prim::ConstantChunk:
+    case aten::chunk:
+    case aten::narrow:
+    case aten::slice:
+    case aten::split:
+    case aten::split_with_sizes:
+      return isImage(node->input(0));
+    case prim::ListUnpack:
+      return takesParts(node->input()->node());
+    default:
+      return false;
+  }
+}
+
+// Whether it makes a view, of images in either order: of parts, of their pixels as one dimension,
+// or of dimensions that change places.
 bool makesView(const Node* node) {
+  if (takesParts(node)) {
+    return true;
+  }
   switch (node->kind()) {
     case aten::transpose:
       return sizesOf(node->input(0)) && intOf(node->input(1)) && intOf(node->input(2));
@@ -88,6 +116,14 @@ bool makesView(const Node* node) {
   }
 }
 
+bool mayLieAnyhow(const Value* value);
+
+bool allMayLieAnyhow(at::ArrayRef<const Value*> views) {
+  return std::all_of(views.begin(), views.end(), [](const Value* view) {
+    return view->uses().empty() || mayLieAnyhow(view);
+  });
+}
+
 // Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
 bool mayLieAnyhow(const Value* value) {
   bool read = false;
@@ -97,7 +133,7 @@ bool mayLieAnyhow(const Value* value) {
       continue;
     }
     const bool here = user->owningBlock() == value->node()->owningBlock();
-    const bool by_groups = isFusionGroup(user) || (makesView(user) && mayLieAnyhow(user->output()));
+    const bool by_groups = isFusionGroup(user) || (makesView(user) && allMayLieAnyhow(user->outputs()));
     if (!here || !by_groups) {
       return false;
     }
@@ -139,9 +175,10 @@ std::vector<int64_t> orderInEager(const Value* value) {
     return order;
   }
   if (makesView(node)) {
-    order = orderInEager(node->input(0));
+    const bool listed = node->kind() == prim::ListUnpack;
+    order = orderInEager(listed ? node->input()->node()->input(0) : node->input(0));
   }
-  if (order.empty()) {
+  if (order.empty() || takesParts(node)) {
     return order;
   }
   const auto rank = static_cast<int64_t>(order.size());

@@ -8,11 +8,12 @@
 //    residual adds and the feed-forward part, each as its own op.
 // 3. aten::dropout outside training is its input.
 // 4. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
-// 5. Arithmetic on sizes, which tracing records on 0-dim tensors, is arithmetic on integers:
+// 5. aten::slice of all there is (x[:]) is the tensor.
+// 6. Arithmetic on sizes, which tracing records on 0-dim tensors, is arithmetic on integers:
 //      aten::Int(aten::floor_divide(prim::NumToTensor(%n), 2))  ->  aten::floordiv(%n, 2)
-// 6. GELU's tanh form, however it is spelled, of what a product with constant floats computes:
+// 7. GELU's tanh form, however it is spelled, of what a product with constant floats computes:
 //      0.5 * %x * (1 + tanh(0.79788 * (%x + 0.044715 * pow(%x, 3))))  ->  aten::gelu(%x, "tanh")
-// 7. torch.einsum of two tensors that is a product of matrices is llga::einsum (ir.h) of operands
+// 8. torch.einsum of two tensors that is a product of matrices is llga::einsum (ir.h) of operands
 //    whose last two dimensions are the matrices':
 //      einsum("bihd, bjhd -> bhij", [%q, %k])
 //    ->
@@ -32,6 +33,7 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "jit/onednn/ir.h"
@@ -662,6 +664,29 @@ class TanhGelu {
   Writers& writers_;
 };
 
+// x[:, :n] has three of them if x has four dimensions. What is returned stays a tensor of its own.
+bool dropWholeSlice(Node* node) {
+  constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
+  const auto isNone = [](const Value* value) { return value->mustBeNone(); };
+  const auto is = [](const Value* value, int64_t number) {
+    return intOf(value) == std::optional<int64_t>(number);
+  };
+  if (node->inputs().size() != 5 || !isTensor(node->input(0)) ||
+      !(isNone(node->input(2)) || is(node->input(2), 0)) ||
+      !(isNone(node->input(3)) || is(node->input(3), kNoEnd)) || !is(node->input(4), 1)) {
+    return false;
+  }
+  const auto& uses = node->output()->uses();
+  if (std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+        return use.user->kind() == torch::jit::prim::Return ||
+               use.user->kind() == torch::jit::prim::TupleConstruct;
+      })) {
+    return false;
+  }
+  node->output()->replaceAllUsesWith(node->input(0));
+  return true;
+}
+
 }  // namespace
 
 void normalizeOps(const GraphPtr& graph) {
@@ -678,6 +703,8 @@ void normalizeOps(const GraphPtr& graph) {
       replaced = dropDropout(node);
     } else if (node->kind() == aten::cat) {
       replaced = dropCatOfOne(node);
+    } else if (node->kind() == aten::slice) {
+      replaced = dropWholeSlice(node);
     } else if (node->kind() == aten::einsum) {
       replaced = takeEinsumApart(node);
     } else if (node->kind() == aten::Int) {

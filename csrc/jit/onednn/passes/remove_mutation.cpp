@@ -6,12 +6,22 @@
 //   %2 : Tensor = aten::add(%x, %z, %one)
 //   %y : Tensor = llga::as_target(%2, %x)
 //
+// Where the target is a view (x = y[:, :n]; x += z), that takes a proof that nothing reads by another
+// name what is written there.
+//
 // oneDNN Graph is pure. llga::as_target keeps what only the in-place op has: the data type of the
 // target (bf16.add_(f32) is bf16, bf16.add(f32) is f32) and its errors. What can't be proven stays,
 // and keeps its neighbours out of groups.
 #include <ATen/ATen.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
@@ -19,6 +29,7 @@
 namespace llga {
 namespace {
 
+using torch::jit::AliasDb;
 using torch::jit::Stack;
 
 at::Tensor asTarget(const at::Tensor& result, const at::Tensor& target) {
@@ -42,16 +53,138 @@ void registerAsTarget() {
       c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
+// aten::add of aten::add_; no other node has one.
+std::optional<Symbol> pureKindOf(const Node* node) {
+  const std::string name = node->kind().toUnqualString();
+  if (!node->kind().is_aten() || name.size() < 2 || name.back() != '_') {
+    return std::nullopt;
+  }
+  return Symbol::fromQualString("aten::" + name.substr(0, name.size() - 1));
+}
+
+void keepTarget(Node* node) {
+  auto* as_target =
+      node->owningGraph()->create(asTargetKind(), {node->output(), node->input(0)}, 1);
+  as_target->copyMetadata(node);
+  as_target->insertAfter(node);
+  as_target->output()->setType(node->output()->type());
+  node->output()->replaceAllUsesAfterNodeWith(as_target, as_target->output());
+}
+
+// In-place ops whose targets are views.
+class ViewWrites {
+ public:
+  explicit ViewWrites(const GraphPtr& graph) : graph_(graph) {}
+
+  void find() {
+    walk(graph_->block(), [&](Node* node) {
+      if (pureKindOf(node) && writesItsFirstInput(node) && isView(node->input(0)->node()) &&
+          isOwn(node->input(0), node->owningBlock()) && !isSeenBehind(node)) {
+        writes_.push_back(node);
+      }
+    });
+  }
+
+  // Returns the pure nodes.
+  std::vector<Node*> makePure() {
+    std::vector<Node*> made;
+    for (auto* write : writes_) {
+      auto* pure = graph_->create(*pureKindOf(write), write->inputs(), 1);
+      pure->copyMetadata(write)->copyAttributes(*write);
+      pure->insertBefore(write);
+      const auto* schema = pure->maybeSchema();
+      if (schema == nullptr || schema->returns().size() != 1 ||
+          schema->returns()[0].alias_info() != nullptr) {
+        pure->destroy();
+        continue;
+      }
+      pure->output()->setType(write->output()->type());
+      write->output()->replaceAllUsesWith(pure->output());
+      write->input(0)->replaceAllUsesAfterNodeWith(write, pure->output());
+      write->destroy();
+      made.push_back(pure);
+    }
+    return made;
+  }
+
+ private:
+  static bool writesItsFirstInput(const Node* node) {
+    const auto* schema = node->maybeSchema();
+    if (schema == nullptr || node->outputs().size() != 1 || node->isNondeterministic()) {
+      return false;
+    }
+    const auto& arguments = schema->arguments();
+    return std::count_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+             return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+           }) == 1 &&
+           arguments[0].alias_info() != nullptr && arguments[0].alias_info()->isWrite();
+  }
+
+  // Of its first input, one that may be written to.
+  static bool isView(const Node* node) {
+    const auto* schema = node->maybeSchema();
+    return node->kind().is_aten() && schema != nullptr && schema->returns().size() == 1 &&
+           schema->returns()[0].alias_info() != nullptr && isTensor(node->output()) &&
+           !node->inputs().empty() && isTensor(node->input(0));
+  }
+
+  // Whether what it is a view of is made in this block, by an op that gives nothing else.
+  static bool isOwn(const Value* value, const Block* block) {
+    while (isView(value->node())) {
+      value = value->node()->input(0);
+    }
+    const auto* schema = value->node()->maybeSchema();
+    return value->node()->owningBlock() == block && value->node()->kind().is_aten() &&
+           schema != nullptr && schema->returns().size() == 1 &&
+           schema->returns()[0].alias_info() == nullptr;
+  }
+
+  // Whether anything behind reads what `write` has written by a name that there was before, but for
+  // the target's.
+  bool isSeenBehind(const Node* write) {
+    if (aliases_ == nullptr) {  // most graphs need none
+      aliases_ = std::make_unique<AliasDb>(graph_);
+    }
+    const auto* target = write->input(0);
+    const auto sees = [&](const Value* value) {
+      const auto* source = value->node();
+      const bool before = source->owningBlock() != write->owningBlock() || source->isBefore(write);
+      return value != target && before &&
+             aliases_->mayContainAlias(const_cast<Value*>(value), const_cast<Value*>(target));
+    };
+    const auto* block = write->owningBlock();
+    for (const auto* node = write->next(); node != block->return_node(); node = node->next()) {
+      if (readsAny(node, sees)) {
+        return true;
+      }
+    }
+    return std::any_of(block->outputs().begin(), block->outputs().end(), sees);
+  }
+
+  template <typename Sees>
+  static bool readsAny(const Node* node, const Sees& sees) {
+    const auto reads = [&](const Block* nested) {
+      return std::any_of(nested->nodes().begin(), nested->nodes().end(),
+                         [&](const Node* inner) { return readsAny(inner, sees); }) ||
+             std::any_of(nested->outputs().begin(), nested->outputs().end(), sees);
+    };
+    return std::any_of(node->inputs().begin(), node->inputs().end(), sees) ||
+           std::any_of(node->blocks().begin(), node->blocks().end(), reads);
+  }
+
+  const GraphPtr& graph_;
+  std::unique_ptr<AliasDb> aliases_;
+  std::vector<Node*> writes_;
+};
+
 // Finds the pure nodes that RemoveTensorMutation puts in the place of in-place ones: it asks about
 // each node right before it replaces it, so whatever follows the same predecessor afterwards is
 // the replacement.
 class Replacements {
  public:
   bool ask(Node* node) {
-    const std::string name = node->kind().toUnqualString();
-    if (node->kind().is_aten() && name.size() > 1 && name.back() == '_') {
-      asked_.push_back(
-          {node->prev(), Symbol::fromQualString("aten::" + name.substr(0, name.size() - 1))});
+    if (const auto kind = pureKindOf(node)) {
+      asked_.push_back({node->prev(), *kind});
     }
     return true;
   }
@@ -74,15 +207,6 @@ class Replacements {
     Symbol pure_kind;
   };
 
-  static void keepTarget(Node* node) {
-    auto* as_target =
-        node->owningGraph()->create(asTargetKind(), {node->output(), node->input(0)}, 1);
-    as_target->copyMetadata(node);
-    as_target->insertAfter(node);
-    as_target->output()->setType(node->output()->type());
-    node->output()->replaceAllUsesAfterNodeWith(as_target, as_target->output());
-  }
-
   std::vector<Asked> asked_;
 };
 
@@ -92,9 +216,13 @@ void removeMutation(const GraphPtr& graph) {
   registerAsTarget();
   // Lists first: a list that is only appended to becomes one construction, which cat can read.
   torch::jit::RemoveListMutation(graph);
+  ViewWrites views(graph);
+  views.find();
+  const auto made = views.makePure();
   Replacements replacements;
   torch::jit::RemoveTensorMutation(graph, [&](Node* node) { return replacements.ask(node); });
   replacements.keepTargets();
+  std::for_each(made.begin(), made.end(), keepTarget);
 }
 
 }  // namespace llga

@@ -298,14 +298,18 @@ class PlanCompiler {
                                c10::multiply_integers(*operand.sizes) != 1);
   }
 
-  // Over another dimension than the last. Between two products oneDNN 3.7 takes it for attention,
-  // whose softmax is over the last one.
-  static bool isSoftmaxAcross(const OpSpec& op) {
-    if (op.kind() != OpKind::SoftMax) {
+  static bool isSoftmaxOfRows(const OpSpec& op) {
+    if (!isSoftmax(op.kind())) {
       return false;
     }
     const auto axis = op.get_attr<int64_t>(Attr::axis);
-    return axis != -1 && axis + 1 != static_cast<int64_t>(op.inputs()[0].sizes->size());
+    return axis == -1 || axis + 1 == static_cast<int64_t>(op.inputs()[0].sizes->size());
+  }
+
+  // Over another dimension than the last. Between two products oneDNN 3.7 takes it for attention,
+  // whose softmax is over the last one.
+  static bool isSoftmaxAcross(const OpSpec& op) {
+    return op.kind() == OpKind::SoftMax && !isSoftmaxOfRows(op);
   }
 
   // oneDNN adds a tensor behind another op by writing over it. Where it can't, because the tensor
@@ -492,8 +496,9 @@ class PlanCompiler {
 
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes
   // beside its own: oneDNN 3.7 adds it to a matrix product as if it were row-major. The data of a
-  // layer norm or of a reduction, and without AVX-512 a factor whose matrices do not lie one behind
-  // the other: reference kernels take them, at a hundred times the cost of a copy.
+  // layer norm, a reduction or a softmax over rows that do not lie together, and without AVX-512 a
+  // factor whose matrices do not lie one behind the other: reference kernels take them, at a hundred
+  // times the cost of a copy.
   static bool needsRowMajor(const Ops& ops, const Layout& layout) {
     if (layout.get_layout_type() != LayoutType::strided) {
       return false;
@@ -516,6 +521,7 @@ class PlanCompiler {
       operand = operand || (reads && isBinary(kind));
       slow = slow ||
              (inputs.front().id == id && (kind == OpKind::LayerNorm || isReduction(kind))) ||
+             (inputs.front().id == id && isSoftmaxOfRows(*op) && strides.back() != 1) ||
              (reads && kind == OpKind::MatMul && usesAvxGemm() && !holdsMatrices(sizes, strides));
     }
     const bool image = !product && strides == channelsLastStrides(sizes);

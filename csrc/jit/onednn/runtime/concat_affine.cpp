@@ -4,10 +4,31 @@
 #include <c10/util/irange.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
+namespace {
+
+// Calls f(pixel, rows, part, offset) for some pixels of each part, so many that their rows of the
+// result stay in the second level of cache. `offset`: of the part in such a row.
+template <typename F>
+void forBlocks(int64_t pixels, int64_t width, const std::vector<int64_t>& widths, const F& f) {
+  constexpr int64_t kBlock = 32;
+  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
+  at::parallel_for(0, pixels, std::max<int64_t>(1, kForOne / width), [&](int64_t from, int64_t to) {
+    for (auto pixel = from; pixel < to; pixel += kBlock) {
+      int64_t offset = 0;
+      for (const auto part : c10::irange(widths.size())) {
+        f(pixel, std::min(kBlock, to - pixel), part, offset);
+        offset += widths[part];
+      }
+    }
+  });
+}
+
+}  // namespace
 
 void ConcatAffine::run(c10::ArrayRef<const void*> parts, void* result) const {
   if (dtype == at::kFloat) {
@@ -19,21 +40,21 @@ void ConcatAffine::run(c10::ArrayRef<const void*> parts, void* result) const {
 
 template <typename T>
 void ConcatAffine::runAs(c10::ArrayRef<const void*> parts, T* result) const {
-  constexpr int64_t kBlock = 32;        // pixels: their rows of the result stay in the L2 cache
-  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
   const auto width = static_cast<int64_t>(scale.size());
   const auto affineRows = vector_loops::functions<T>().affineRows;
-  at::parallel_for(0, pixels, std::max<int64_t>(1, kForOne / width), [&](int64_t from, int64_t to) {
-    for (auto pixel = from; pixel < to; pixel += kBlock) {
-      int64_t channel = 0;
-      for (const auto i : c10::irange(parts.size())) {
-        affineRows(static_cast<const T*>(parts[i]) + pixel * channels[i],
-                   result + pixel * width + channel,
-                   {std::min(kBlock, to - pixel), channels[i], width, scale.data() + channel,
-                    shift.data() + channel, least});
-        channel += channels[i];
-      }
-    }
+  forBlocks(pixels, width, channels, [&](int64_t pixel, int64_t rows, size_t part, int64_t channel) {
+    affineRows(static_cast<const T*>(parts[part]) + pixel * channels[part],
+               result + pixel * width + channel,
+               {rows, channels[part], width, scale.data() + channel, shift.data() + channel, least});
+  });
+}
+
+void Concat::run(c10::ArrayRef<const void*> parts, void* result) const {
+  const auto width = std::accumulate(words.begin(), words.end(), int64_t{0});
+  const auto copyRows = vector_loops::kernels().copyRows;
+  forBlocks(pixels, width, words, [&](int64_t pixel, int64_t rows, size_t part, int64_t word) {
+    copyRows(static_cast<const float*>(parts[part]) + pixel * words[part], rows, words[part],
+             static_cast<float*>(result) + pixel * width + word, width);
   });
 }
 

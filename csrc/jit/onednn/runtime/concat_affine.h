@@ -1,10 +1,12 @@
-// Concatenation, batch norm and ReLU in one pass over memory.
+// Concatenation, alone or with batch norm and ReLU in one pass over memory.
 //
 //   result[p][c] = max(parts[p][c] * scale[c] + shift[c], least)        p: pixels, c: channels
 //
-// oneDNN needs two primitives for it, of which the first only copies: a third of DenseNet's time
-// that is not convolution. For channels-last data, where a pixel's channels of one part lie one
-// behind the other.
+// oneDNN needs two primitives for that, of which the first only copies: a third of DenseNet's time
+// that is not convolution. Alone, it copies channels-last images pixel by pixel, which takes longer
+// where there are few channels.
+//
+// For channels-last data, where a pixel's channels of one part lie one behind the other.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -31,6 +33,14 @@ struct ConcatAffine {
  private:
   template <typename T>
   void runAs(c10::ArrayRef<const void*> parts, T* result) const;
+};
+
+// Likewise.
+struct Concat {
+  int64_t pixels;
+  std::vector<int64_t> words;  // by part: what a pixel's channels are, of 4 bytes each
+
+  void run(c10::ArrayRef<const void*> parts, void* result) const;
 };
 
 }  // namespace llga

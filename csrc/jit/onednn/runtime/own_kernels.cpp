@@ -740,7 +740,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
 }
 
 std::optional<FoundMean> globalMean(const LoweredGraph& graph) {
-  constexpr int64_t kMostPixels = 1024;     // one long sum would round more
+  constexpr int64_t kMostPixels = 1 << 14;  // one long sum would round more
   constexpr int64_t kMostPooled = 1 << 16;  // numbers; oneDNN's pooling is as fast for more
   if (!ownKernelsAnywhere() || graph.ops.size() != 1 || !isGlobalMean(graph.ops[0])) {
     return std::nullopt;

@@ -258,8 +258,9 @@ class OwnSteps {
   }
 
   static bool isChannelsLast(const Layout& layout, const Operand& like) {
-    return layout.get_layout_type() == LayoutType::strided &&
-           layout.get_strides() == channelsLastStrides(*like.sizes);
+    const auto strides = channelsLastStrides(*like.sizes);
+    return layout.get_layout_type() == LayoutType::strided && !strides.empty() &&
+           layout.get_strides() == canonicalStrides(*like.sizes, strides);
   }
 
   // The images are, and the result may be.
@@ -453,6 +454,39 @@ class OwnSteps {
     addChannelsLastResult(step, result);
     step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
                    "concat", "llga_affine"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // A concatenation of the channels of channels-last images. False for any other partition.
+  bool concat(const Ops& ops) {
+    if (!ownKernelsAnywhere() || ops.size() != 1 || ops[0]->kind() != OpKind::Concat ||
+        ops[0]->get_attr<int64_t>(Attr::axis) != 1) {
+      return false;
+    }
+    constexpr int64_t kWord = 4;
+    const auto& result = ops[0]->outputs()[0];
+    const auto strides = channelsLastStrides(*result.sizes);
+    const auto item = static_cast<int64_t>(c10::elementSize(result.dtype));
+    if (strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
+      return false;
+    }
+    Concat kernel{c10::multiply_integers(*result.sizes) / (*result.sizes)[1], {}};
+    for (const auto& part : ops[0]->inputs()) {
+      const auto bytes = (*part.sizes)[1] * item;
+      if (part.dtype != result.dtype || bytes % kWord != 0 || !draft_.knownSlot(part.id) ||
+          !isChannelsLast(draft_.inputLayout(part.id), part)) {
+        return false;
+      }
+      kernel.words.push_back(bytes / kWord);
+    }
+    Plan::Step step;
+    for (const auto& part : ops[0]->inputs()) {
+      bindData(step, part);
+    }
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
+                   "concat", "llga_concat"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -997,6 +1031,7 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
+         (usual && steps.concat(partition)) ||
          (usual && (steps.quantizedLinear(partition) || steps.narrowLinear(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
          steps.activation(partition);

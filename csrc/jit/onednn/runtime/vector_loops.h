@@ -50,6 +50,9 @@ struct Kernels {
   void (*narrowRows)(const float* from, int64_t rows, int64_t columns, Bfloat16* to,
                      int64_t stride);
 
+  // Of any numbers of 32 bits, or pairs of 16; as rows of the above.
+  void (*copyRows)(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride);
+
   // to[i] += from[i]
   void (*add)(const float* from, float* to, int64_t count);
 

@@ -185,6 +185,13 @@ void affineRows(const T* from, T* to, const Affine& affine) {
   });
 }
 
+void copyRows(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride) {
+  const Affine plain{rows, columns, stride, nullptr, nullptr, 0};
+  forBands<4>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    mapBand<n>(from + c, to + c, plain, first, [](Vector x, int64_t) { return x; });
+  });
+}
+
 void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, int64_t stride) {
   for (; rows > 0; --rows) {
     int64_t c = 0;
