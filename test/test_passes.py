@@ -204,6 +204,7 @@ graph(%x : Tensor, %y : Tensor):
         ("aten::cos(%x)", "return (%3)", True),
         ("aten::cos(%x)", "%5 : Tensor = aten::relu_(%4); return (%5)", True),
         ("aten::cos(%x)", "%5 : Tensor = aten::sigmoid(%4); return (%5)", True),
+        ("aten::add_(%x, %x, %one)", "return (%4)", False),
         ("aten::cos(%x)", "return (%2)", False),
         ("aten::cos(%x)", "%5 : Tensor = aten::sigmoid(%1); return (%5)", False),
         ("aten::cos(%x)", "%5 : Tensor = aten::t(%1); return (%5)", False),
@@ -233,10 +234,13 @@ def test_remove_mutation_of_a_view(source: str, rest: str, pure: bool) -> None:
         "y = torch.cos(x)\nz = y.view(-1)\nz.relu_()\nreturn z.sigmoid_()",
         "z = x[:, :2]\nz += 1\nreturn torch.relu(z)",
         "y = torch.cos(x)\nz = y[:, :2]\nz += y[:, 2:4]\nreturn z * 2",
+        "y = torch.cos(x)\ny /= y.sum(-1, keepdim=True)\nreturn torch.relu(y)",
+        "y = torch.cos(x)\nz = y + 1\ny *= z\ny += y\nreturn y, z",
+        "y = torch.cos(x)\nz = y + 1\nw = y.view(-1)\ny *= z\nreturn y, w",
     ],
 )
 @pytest.mark.parametrize("scripted", [False, True])
-def test_writes_to_views_are_seen(code: str, scripted: bool) -> None:
+def test_writes_are_seen(code: str, scripted: bool) -> None:
     check(net(code), [torch.randn(4, 6, 5)], scripted=scripted)
 
 

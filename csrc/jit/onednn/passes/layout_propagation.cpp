@@ -4,9 +4,9 @@
 //   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
 //
 // Such a value never meets an aten op that looks at more than its sizes, but for views, of all or
-// of a part, that only groups read in their turn, so its strides are nobody's business: image-like values are channels
-// last. Everything else leaves a group with exactly the strides eager gives it. llga_group_owned
-// tells the reader what it would have got in eager: 1 contiguous, 2 channels last;
+// of a part, that only groups read in their turn, so its strides are nobody's business: image-like
+// values are channels last. Everything else leaves a group with exactly the strides eager gives it.
+// llga_group_owned tells the reader what it would have got in eager: 1 contiguous, 2 channels last;
 // llga_viewed_order the same of a view: in which order its dimensions would lie. So it does where a
 // group reads what is channels last in the place of its contiguous copy.
 //
@@ -119,9 +119,8 @@ bool makesView(const Node* node) {
 bool mayLieAnyhow(const Value* value);
 
 bool allMayLieAnyhow(at::ArrayRef<const Value*> views) {
-  return std::all_of(views.begin(), views.end(), [](const Value* view) {
-    return view->uses().empty() || mayLieAnyhow(view);
-  });
+  return std::all_of(views.begin(), views.end(),
+                     [](const Value* view) { return view->uses().empty() || mayLieAnyhow(view); });
 }
 
 // Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
@@ -133,7 +132,8 @@ bool mayLieAnyhow(const Value* value) {
       continue;
     }
     const bool here = user->owningBlock() == value->node()->owningBlock();
-    const bool by_groups = isFusionGroup(user) || (makesView(user) && allMayLieAnyhow(user->outputs()));
+    const bool by_groups =
+        isFusionGroup(user) || (makesView(user) && allMayLieAnyhow(user->outputs()));
     if (!here || !by_groups) {
       return false;
     }

@@ -6,8 +6,9 @@
 //   %2 : Tensor = aten::add(%x, %z, %one)
 //   %y : Tensor = llga::as_target(%2, %x)
 //
-// Where the target is a view (x = y[:, :n]; x += z), that takes a proof that nothing reads by another
-// name what is written there.
+// TorchScript's own pass takes those that may follow right behind what makes their target. Others
+// are proven here: writes to views (x = y[:, :n]; x += z), and behind what reads the target (x /=
+// x.sum()), where nothing reads behind by another name what is written there.
 //
 // oneDNN Graph is pure. llga::as_target keeps what only the in-place op has: the data type of the
 // target (bf16.add_(f32) is bf16, bf16.add(f32) is f32) and its errors. What can't be proven stays,
@@ -71,14 +72,14 @@ void keepTarget(Node* node) {
   node->output()->replaceAllUsesAfterNodeWith(as_target, as_target->output());
 }
 
-// In-place ops whose targets are views.
-class ViewWrites {
+// In-place ops whose targets are made in their block, by whatever name.
+class OwnWrites {
  public:
-  explicit ViewWrites(const GraphPtr& graph) : graph_(graph) {}
+  explicit OwnWrites(const GraphPtr& graph) : graph_(graph) {}
 
   void find() {
     walk(graph_->block(), [&](Node* node) {
-      if (pureKindOf(node) && writesItsFirstInput(node) && isView(node->input(0)->node()) &&
+      if (pureKindOf(node) && writesItsFirstInput(node) &&
           isOwn(node->input(0), node->owningBlock()) && !isSeenBehind(node)) {
         writes_.push_back(node);
       }
@@ -114,14 +115,19 @@ class ViewWrites {
       return false;
     }
     const auto& arguments = schema->arguments();
-    return std::count_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
-             return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-           }) == 1 &&
+    return std::count_if(arguments.begin(), arguments.end(),
+                         [](const c10::Argument& argument) {
+                           return argument.alias_info() != nullptr &&
+                                  argument.alias_info()->isWrite();
+                         }) == 1 &&
            arguments[0].alias_info() != nullptr && arguments[0].alias_info()->isWrite();
   }
 
-  // Of its first input, one that may be written to.
+  // Of its first input, by any name.
   static bool isView(const Node* node) {
+    if (isIdentity(node)) {
+      return true;
+    }
     const auto* schema = node->maybeSchema();
     return node->kind().is_aten() && schema != nullptr && schema->returns().size() == 1 &&
            schema->returns()[0].alias_info() != nullptr && isTensor(node->output()) &&
@@ -216,12 +222,12 @@ void removeMutation(const GraphPtr& graph) {
   registerAsTarget();
   // Lists first: a list that is only appended to becomes one construction, which cat can read.
   torch::jit::RemoveListMutation(graph);
-  ViewWrites views(graph);
-  views.find();
-  const auto made = views.makePure();
   Replacements replacements;
   torch::jit::RemoveTensorMutation(graph, [&](Node* node) { return replacements.ask(node); });
   replacements.keepTargets();
+  OwnWrites writes(graph);
+  writes.find();
+  const auto made = writes.makePure();
   std::for_each(made.begin(), made.end(), keepTarget);
 }
 

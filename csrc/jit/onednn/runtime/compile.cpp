@@ -497,8 +497,8 @@ class PlanCompiler {
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes
   // beside its own: oneDNN 3.7 adds it to a matrix product as if it were row-major. The data of a
   // layer norm, a reduction or a softmax over rows that do not lie together, and without AVX-512 a
-  // factor whose matrices do not lie one behind the other: reference kernels take them, at a hundred
-  // times the cost of a copy.
+  // factor whose matrices do not lie one behind the other: reference kernels take them, at a
+  // hundred times the cost of a copy.
   static bool needsRowMajor(const Ops& ops, const Layout& layout) {
     if (layout.get_layout_type() != LayoutType::strided) {
       return false;

@@ -42,11 +42,13 @@ template <typename T>
 void ConcatAffine::runAs(c10::ArrayRef<const void*> parts, T* result) const {
   const auto width = static_cast<int64_t>(scale.size());
   const auto affineRows = vector_loops::functions<T>().affineRows;
-  forBlocks(pixels, width, channels, [&](int64_t pixel, int64_t rows, size_t part, int64_t channel) {
-    affineRows(static_cast<const T*>(parts[part]) + pixel * channels[part],
-               result + pixel * width + channel,
-               {rows, channels[part], width, scale.data() + channel, shift.data() + channel, least});
-  });
+  forBlocks(
+      pixels, width, channels, [&](int64_t pixel, int64_t rows, size_t part, int64_t channel) {
+        affineRows(
+            static_cast<const T*>(parts[part]) + pixel * channels[part],
+            result + pixel * width + channel,
+            {rows, channels[part], width, scale.data() + channel, shift.data() + channel, least});
+      });
 }
 
 void Concat::run(c10::ArrayRef<const void*> parts, void* result) const {
