@@ -508,7 +508,46 @@ def test_mean_over_pixels(case: str, value: float, dtype: torch.dtype) -> None:
     check(m, [x], dtype=dtype)
     m, x = m.to(dtype), x.to(dtype)
     if fuses(dtype):
-        assert ("llga_mean" in kernels_of(m, x)) == (c.own and has_own_kernels())
+        assert ("llga_reduction" in kernels_of(m, x)) == (c.own and has_own_kernels())
+
+
+class Reduced(NamedTuple):
+    """A reduction of two tensors' sum: size, and what it does."""
+
+    size: tuple[int, ...]
+    code: str
+    own: bool = True
+
+
+REDUCED = {
+    "tokens": Reduced((2, 50, 24), "y.mean(1)"),
+    "tokens_kept": Reduced((3, 7, 19), "y.mean(1, keepdim=True)"),
+    "first": Reduced((40, 24), "y.sum(0)"),
+    "sum": Reduced((2, 9, 7, 33), "y.sum((1, 2))"),
+    "sum_kept": Reduced((2, 9, 7, 33), "y.sum((-2, -3), keepdim=True)"),
+    "norm": Reduced((2, 9, 7, 33), "torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True)"),
+    "norm_of_many": Reduced((1, 60, 50, 40), "y.norm(p=2, dim=(1, 2), keepdim=True)"),
+    "long": Reduced((1, 130, 128, 8), "y.mean((1, 2))", own=False),
+    "last": Reduced((2, 9, 7, 33), "y.mean(-1)", own=False),
+    "apart": Reduced((2, 9, 7, 33), "y.mean((1, 3))", own=False),
+    "images": Reduced((2, 9, 7, 33), "y.mean((0, 2))", own=False),
+    "largest": Reduced((2, 9, 7, 33), "y.amax((1, 2))", own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
+@pytest.mark.parametrize("case", REDUCED)
+def test_reduction_over_rows(case: str, value: float, dtype: torch.dtype) -> None:
+    c = REDUCED[case]
+    m = net(f"y = torch.tanh(x) + x\nreturn {c.code}").eval()
+    x = torch.randn(c.size)
+    x.view(-1)[17] = value
+    check(m, [x], dtype=dtype, fallbacks=not c.own)
+    if fuses(dtype):
+        found = "llga_reduction" in kernels_of(m, x.to(dtype))
+        assert found == (c.own and has_own_kernels())
 
 
 class Norm(NamedTuple):

@@ -7,7 +7,7 @@
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/gemv.h"
-#include "jit/onednn/runtime/global_mean.h"
+#include "jit/onednn/runtime/reduction.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -40,7 +40,7 @@ void Excitation::runAs(const Data& data) const {
 
 template <typename T>
 void Excitation::runImage(const T* from, const Data& data, T* to) const {
-  const auto parts = meanParts(pixels, channels);
+  const auto parts = reductionParts(pixels, channels);
   const auto numbers = (parts + 1) * channels + hidden;
   const auto memory = arena()->allocate(static_cast<size_t>(numbers) * sizeof(float));
   auto* mean = static_cast<float*>(memory.get());  // and the sums of the other parts
@@ -48,7 +48,7 @@ void Excitation::runImage(const T* from, const Data& data, T* to) const {
   auto* inside = gate + channels;
 
   const auto& loops = vector_loops::functions<T>();
-  meanOverPixels(from, pixels, channels, parts, mean);
+  meanOverRows(from, pixels, channels, parts, mean);
 
   const bool relu = inner == Inner::relu;
   gemv(static_cast<const T*>(data.squeeze), data.squeeze_bias, hidden, channels, mean, inside,

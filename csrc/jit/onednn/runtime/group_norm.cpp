@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "jit/onednn/runtime/arena.h"
-#include "jit/onednn/runtime/global_mean.h"
+#include "jit/onednn/runtime/reduction.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -235,7 +235,7 @@ void GroupNorm::runAs(const T* from, const float* weight, const float* bias, T* 
   // Each thread takes images of its own where there are enough.
   const auto grain = images >= at::get_num_threads() ? 1 : images;
   at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
-    const auto parts = std::min(meanParts(pixels, channels), pixels);
+    const auto parts = std::min(reductionParts(pixels, channels), pixels);
     const auto floats = Image<T>::floats(*this, parts);
     const auto memory = arena()->allocate(static_cast<size_t>(floats) * sizeof(float));
     Image<T> image(*this, parts, static_cast<float*>(memory.get()));

@@ -739,27 +739,48 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   return is ? std::optional(found) : std::nullopt;
 }
 
-std::optional<FoundMean> globalMean(const LoweredGraph& graph) {
-  constexpr int64_t kMostPixels = 1 << 14;  // one long sum would round more
+std::optional<FoundReduction> reduction(const Ops& ops) {
+  constexpr int64_t kMostRows = 1 << 14;    // sums of more would round more
   constexpr int64_t kMostPooled = 1 << 16;  // numbers; oneDNN's pooling is as fast for more
-  if (!ownKernelsAnywhere() || graph.ops.size() != 1 || !isGlobalMean(graph.ops[0])) {
+  if (!ownKernelsAnywhere() || ops.size() != 1) {
     return std::nullopt;
   }
-  const auto& op = graph.ops[0];
+  const auto& op = *ops[0];
   const auto& data = op.inputs()[0];
   const auto& result = op.outputs()[0];
-  const auto [height, width] = pair(*data.sizes);
-  const auto pixels = height * width;
-  const auto most =
-      op.kind() == OpKind::AvgPool ? kMostPooled : std::numeric_limits<int64_t>::max();
   const bool known = data.dtype == at::kFloat || data.dtype == at::kBFloat16;
-  if (!known || result.dtype != data.dtype || pixels == 0 || pixels > kMostPixels ||
-      c10::multiply_integers(*data.sizes) > most) {
+  if (!known || result.dtype != data.dtype || !data.sizes || !result.sizes) {
     return std::nullopt;
   }
-  const auto type =
-      data.dtype == at::kFloat ? GlobalMean::Type::float32 : GlobalMean::Type::bfloat16;
-  return FoundMean{{type, (*data.sizes)[0], pixels, (*data.sizes)[1]}, data, result};
+  FoundReduction found{
+      data.dtype == at::kFloat ? Reduction::Type::float32 : Reduction::Type::bfloat16,
+      Reduction::Kind::mean,
+      {2, 3},
+      data,
+      result};
+  switch (op.kind()) {
+    case OpKind::AvgPool:
+      if (!isGlobalMean(op) || c10::multiply_integers(*data.sizes) > kMostPooled) {
+        return std::nullopt;
+      }
+      return found;
+    case OpKind::ReduceMean:
+      break;
+    case OpKind::ReduceSum:
+      found.kind = Reduction::Kind::sum;
+      break;
+    case OpKind::ReduceL2:
+      found.kind = Reduction::Kind::norm;
+      break;
+    default:
+      return std::nullopt;
+  }
+  found.axes = op.get_attr<Shape>(Attr::axes);
+  int64_t rows = 1;
+  for (const auto axis : found.axes) {
+    rows *= (*data.sizes)[static_cast<size_t>(axis)];
+  }
+  return rows <= kMostRows ? std::optional(std::move(found)) : std::nullopt;
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {

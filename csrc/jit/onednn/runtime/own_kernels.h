@@ -14,10 +14,10 @@
 #include "jit/onednn/runtime/excitation.h"
 #include "jit/onednn/runtime/expansion.h"
 #include "jit/onednn/runtime/gemv.h"
-#include "jit/onednn/runtime/global_mean.h"
 #include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/layout.h"
 #include "jit/onednn/runtime/linear.h"
+#include "jit/onednn/runtime/reduction.h"
 #include "jit/onednn/runtime/way.h"
 #include "jit/onednn/runtime/winograd.h"
 
@@ -143,15 +143,18 @@ struct FoundExpansion {
 // pointwise one may be a small convolution of a few float32 planes, of any strides.
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph);
 
-struct FoundMean {
-  GlobalMean kernel;
+struct FoundReduction {
+  Reduction::Type type;
+  Reduction::Kind kind;
+  Shape axes;
   Operand data;
   Operand result;
 };
 
-// A whole group that is the mean over all pixels of each of small float32 or bfloat16 images, where
-// oneDNN is slower; nothing for other groups. Images have to be channels last.
-std::optional<FoundMean> globalMean(const LoweredGraph& graph);
+// The mean, sum or 2-norm of float32 or bfloat16 data over dimensions of not too many numbers, or a
+// pooling that is a mean over all pixels; nothing for other partitions. The kernel is for those
+// dimensions that lie in memory between others.
+std::optional<FoundReduction> reduction(const Ops& ops);
 
 struct FoundExcitation {
   Excitation kernel;

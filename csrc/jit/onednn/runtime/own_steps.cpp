@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <tuple>
+#include <vector>
 
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/channel_shuffle.h"
@@ -880,28 +881,73 @@ class OwnSteps {
     return true;
   }
 
-  // A group that is the mean over all pixels of channels-last images: one step, by a kernel of our
-  // own. False if the group or its data is anything else.
-  bool mean() {
-    const auto found = globalMean(draft_.lowered);
-    if (!found || draft_.group_inputs.count(found->data.id) == 0 ||
-        !isChannelsLast(draft_.inputLayout(found->data.id), found->data)) {
+  // A mean, sum or norm over dimensions that lie between others. False for any other partition.
+  bool reduction(const Ops& ops) {
+    const auto found = llga::reduction(ops);
+    if (!found || !draft_.knownSlot(found->data.id)) {
       return false;
     }
     const auto& result = found->result;
-    const bool image = result.sizes->size() == found->data.sizes->size();
-    const auto strides = image ? denseStrides(std::nullopt, result)
-                               : c10::TensorType::contiguousStridesOf(*result.sizes);
-    if (strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
+    Reduction kernel{found->type, found->kind, 1, 1, 1};
+    const auto kept = rowsOf(draft_.inputLayout(found->data.id), found->axes, kernel);
+    if (kept.empty()) {
+      return false;
+    }
+    Shape strides;
+    const bool same_rank = result.sizes->size() == kept.size();
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (same_rank || std::count(found->axes.begin(), found->axes.end(), i) == 0) {
+        strides.push_back(kept[i]);
+      }
+    }
+    strides = canonicalStrides(*result.sizes, strides);
+    if (!draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
     Plan::Step step;
     bindData(step, found->data);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
-    step.kernel = {[kernel = found->kernel](auto from, auto to) { kernel.run(from[0], to[0]); },
-                   "pooling", "llga_mean"};
+    step.kernel = {[kernel](auto from, auto to) { kernel.run(from[0], to[0]); }, "reduction",
+                   "llga_reduction"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
+  }
+
+  // Sets images, rows and columns of the reduction. Returns the strides of the dimensions when
+  // those of the axes are gone; none (empty) if the data is not dense, or the axes do not lie
+  // between others.
+  static Shape rowsOf(const Layout& data, const Shape& axes, Reduction& kernel) {
+    if (data.get_layout_type() != LayoutType::strided) {
+      return {};
+    }
+    const auto sizes = data.get_dims();
+    const auto strides = data.get_strides();
+    std::vector<size_t> inward;  // dimensions of more than one, from the innermost out
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] != 1) {
+        inward.push_back(i);
+      }
+    }
+    std::sort(inward.begin(), inward.end(),
+              [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+    Shape kept(sizes.size(), 1);
+    int64_t step = 1;
+    for (const auto i : inward) {
+      if (strides[i] != step) {
+        return {};
+      }
+      step *= sizes[i];
+      if (std::count(axes.begin(), axes.end(), i) != 0) {
+        if (kernel.images != 1) {
+          return {};
+        }
+        kernel.rows *= sizes[i];
+      } else {
+        kept[i] = kernel.columns * kernel.images;
+        (kernel.rows == 1 ? kernel.columns : kernel.images) *= sizes[i];
+      }
+    }
+    return kernel.columns != 1 && kernel.rows != 1 ? kept : Shape{};
   }
 
   // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
@@ -1020,7 +1066,7 @@ bool addUnlowered(PlanDraft& draft) {
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.concatAffine() || steps.expansion() || steps.quantizedBlock() ||
-         steps.squeezeExcitation() || steps.mean() || steps.wholeActivation();
+         steps.squeezeExcitation() || steps.wholeActivation();
 }
 
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
@@ -1031,7 +1077,7 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
-         (usual && steps.concat(partition)) ||
+         (usual && (steps.concat(partition) || steps.reduction(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.narrowLinear(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
          steps.activation(partition);

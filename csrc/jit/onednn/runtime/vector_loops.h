@@ -30,6 +30,9 @@ struct Functions {
   // to[c] = sum of from[.][c]
   void (*sumRows)(const T* from, int64_t rows, int64_t columns, float* to);
 
+  // to[c] = sum of the squares of from[.][c]
+  void (*sumSquaresOfRows)(const T* from, int64_t rows, int64_t columns, float* to);
+
   // Of each column's numbers, of which there is one at least: the mean, and the sum of the squares
   // of their differences from it.
   void (*momentsOfRows)(const T* from, int64_t rows, int64_t columns, float* mean, float* squares);

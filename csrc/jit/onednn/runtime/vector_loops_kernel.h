@@ -74,9 +74,10 @@ void forBands(int64_t columns, const F& f) {
   }
 }
 
-// Sums of a few rows each are added up, as they are in eager: one long sum would round more.
-template <typename T>
-void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
+// Sums of a few rows each are added up, as they are in eager: one long sum would round more. `of`:
+// of the numbers of a vector.
+template <typename T, typename F>
+void sumOfRows(const T* from, int64_t rows, int64_t columns, float* to, const F& of) {
   constexpr int64_t kFew = 64;
   forBands<8>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
     Vector total[n] = {};
@@ -85,7 +86,7 @@ void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
       Vector sum[n] = {};
       for (auto row = begin; row < end; ++row) {
         for (int64_t v = 0; v < n; ++v) {
-          sum[v] += loadUpTo(from + row * columns + c + v * kWidth, first);
+          sum[v] += of(loadUpTo(from + row * columns + c + v * kWidth, first));
         }
       }
       for (int64_t v = 0; v < n; ++v) {
@@ -96,6 +97,16 @@ void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
       storeUpTo(to + c + v * kWidth, total[v], first);
     }
   });
+}
+
+template <typename T>
+void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
+  sumOfRows(from, rows, columns, to, [](Vector x) { return x; });
+}
+
+template <typename T>
+void sumSquaresOfRows(const T* from, int64_t rows, int64_t columns, float* to) {
+  sumOfRows(from, rows, columns, to, [](Vector x) { return x * x; });
 }
 
 // Those of a few rows each, which stay in the first level of cache, are joined: T. F. Chan, G. H.
@@ -254,8 +265,8 @@ void interleave(const void* from, int64_t planes, int64_t stride, int64_t count,
 }
 
 template <typename T>
-constexpr Functions<T> kFunctions{activate<T>, sumRows<T>, momentsOfRows<T>, scaleRows<T>,
-                                  affineRows<T>};
+constexpr Functions<T> kFunctions{activate<T>,      sumRows<T>,   sumSquaresOfRows<T>,
+                                  momentsOfRows<T>, scaleRows<T>, affineRows<T>};
 
 }  // namespace
 }  // namespace llga::vector_loops

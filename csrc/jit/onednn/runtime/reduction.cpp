@@ -1,0 +1,89 @@
+#include "jit/onednn/runtime/reduction.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/vector_loops.h"
+
+namespace llga {
+namespace {
+
+void store(const float* numbers, int64_t count, float* to) { std::copy_n(numbers, count, to); }
+void store(const float* numbers, int64_t count, Bfloat16* to) {
+  vector_loops::kernels().narrowRows(numbers, 1, count, to, count);
+}
+
+// Sums what `sumRows` makes of each part's rows.
+template <typename T, typename SumRows>
+void sumOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts,
+                 const SumRows& sumRows, float* sum) {
+  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
+    for (auto part = first; part < last; ++part) {
+      const auto row = rows * part / parts;
+      sumRows(image + row * columns, rows * (part + 1) / parts - row, columns,
+              sum + part * columns);
+    }
+  });
+  for (int64_t part = 1; part < parts; ++part) {
+    for (int64_t c = 0; c < columns; ++c) {
+      sum[c] += sum[part * columns + c];
+    }
+  }
+}
+
+}  // namespace
+
+int64_t reductionParts(int64_t rows, int64_t columns) {
+  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
+  const auto threads = at::in_parallel_region() ? int64_t{1} : int64_t{at::get_num_threads()};
+  return std::clamp(rows * columns / kForOne, int64_t{1}, threads);
+}
+
+template <typename T>
+void meanOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts, float* mean) {
+  sumOverRows(image, rows, columns, parts, vector_loops::functions<T>().sumRows, mean);
+  for (int64_t c = 0; c < columns; ++c) {
+    mean[c] /= static_cast<float>(rows);
+  }
+}
+
+template void meanOverRows(const float*, int64_t, int64_t, int64_t, float*);
+template void meanOverRows(const Bfloat16*, int64_t, int64_t, int64_t, float*);
+
+void Reduction::run(const void* from, void* to) const {
+  if (type == Type::float32) {
+    runAs(static_cast<const float*>(from), static_cast<float*>(to));
+  } else {
+    runAs(static_cast<const Bfloat16*>(from), static_cast<Bfloat16*>(to));
+  }
+}
+
+template <typename T>
+void Reduction::runAs(const T* from, T* to) const {
+  const auto& loops = vector_loops::functions<T>();
+  // Each thread takes images of its own where there are enough.
+  const auto grain = images >= at::get_num_threads() ? 1 : images;
+  at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
+    const auto parts = reductionParts(rows, columns);
+    const auto memory = arena()->allocate(static_cast<size_t>(parts * columns) * sizeof(float));
+    auto* result = static_cast<float*>(memory.get());
+    for (auto image = first; image < last; ++image) {
+      const auto* data = from + image * rows * columns;
+      if (kind == Kind::mean) {
+        meanOverRows(data, rows, columns, parts, result);
+      } else {
+        sumOverRows(data, rows, columns, parts,
+                    kind == Kind::norm ? loops.sumSquaresOfRows : loops.sumRows, result);
+      }
+      if (kind == Kind::norm) {
+        std::transform(result, result + columns, result, [](float x) { return std::sqrt(x); });
+      }
+      store(result, columns, to + image * columns);
+    }
+  });
+}
+
+}  // namespace llga

@@ -1,0 +1,40 @@
+// Means, sums and 2-norms over rows of float32 or bfloat16 numbers: over the pixels of images that
+// are channels last, over the tokens of a text.
+//
+// oneDNN's reductions bring such images into planes first, which takes ten times as long as the
+// sums, or have reference kernels for them.
+#pragma once
+
+#include <cstdint>
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
+// AVX2 and FMA.
+struct Reduction {
+  enum class Type { float32, bfloat16 };
+  enum class Kind { mean, sum, norm };  // norm: the root of the sum of squares
+
+  Type type;
+  Kind kind;
+  int64_t images;
+  int64_t rows;
+  int64_t columns;
+
+  // (image, row, column) to (image, column).
+  void run(const void* from, void* to) const;
+
+ private:
+  template <typename T>
+  void runAs(const T* from, T* to) const;
+};
+
+// How many threads are worth it for so many numbers.
+int64_t reductionParts(int64_t rows, int64_t columns);
+
+// The means of one image's columns, by this many threads. `mean`: room for the columns that many
+// times, of which the first ones become the result.
+template <typename T>
+void meanOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts, float* mean);
+
+}  // namespace llga
