@@ -459,6 +459,39 @@ class OwnSteps {
     return true;
   }
 
+  // A batch norm, and maybe ReLU, of data in which a pixel's channels lie side by side. False for
+  // any other partition.
+  bool batchNorm(const Ops& ops) {
+    const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
+    if (!ownKernelsAnywhere() || ops.size() != (relu ? 2 : 1) ||
+        ops[0]->kind() != OpKind::BatchNormInference) {
+      return false;
+    }
+    const auto& data = ops[0]->inputs()[0];
+    const auto& result = ops.back()->outputs()[0];
+    const auto& sizes = *result.sizes;
+    const auto layout = draft_.inputLayout(data.id);
+    const auto strides = canonicalStrides(sizes, pixelStrides(sizes));
+    if (!draft_.knownSlot(data.id) || layout.get_layout_type() != LayoutType::strided ||
+        layout.get_strides() != strides || !draft_.mayHaveStrides(result.id, strides) ||
+        data.dtype != result.dtype || (data.dtype != at::kFloat && data.dtype != at::kBFloat16)) {
+      return false;
+    }
+    ConcatAffine kernel{result.dtype, c10::multiply_integers(sizes) / sizes[1],
+                        {sizes[1]},   {},
+                        {},           relu ? 0.F : -HUGE_VALF};
+    if (!scaleAndShift(*ops[0], kernel)) {
+      return false;
+    }
+    Plan::Step step;
+    bindData(step, data);
+    draft_.addResult(step, strided(result.id, result.dtype, sizes, strides));
+    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
+                   "batch_norm", "llga_affine"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A concatenation of the channels of channels-last images. False for any other partition.
   bool concat(const Ops& ops) {
     if (!ownKernelsAnywhere() || ops.size() != 1 || ops[0]->kind() != OpKind::Concat ||
@@ -1077,7 +1110,8 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
-         (usual && (steps.concat(partition) || steps.reduction(partition))) ||
+         (usual &&
+          (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.narrowLinear(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
          steps.activation(partition);
