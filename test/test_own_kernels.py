@@ -528,7 +528,10 @@ REDUCED = {
     "norm": Reduced((2, 9, 7, 33), "torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True)"),
     "norm_of_many": Reduced((1, 60, 50, 40), "y.norm(p=2, dim=(1, 2), keepdim=True)"),
     "long": Reduced((1, 130, 128, 8), "y.mean((1, 2))", own=False),
-    "last": Reduced((2, 9, 7, 33), "y.mean(-1)", own=False),
+    "last": Reduced((2, 9, 7, 33), "y.mean(-1)"),
+    "last_kept": Reduced((300, 150), "y.sum(-1, keepdim=True)"),
+    "last_two": Reduced((2, 9, 7, 33), "y.norm(dim=(2, 3))"),
+    "few": Reduced((70, 3), "y.sum(1)"),
     "apart": Reduced((2, 9, 7, 33), "y.mean((1, 3))", own=False),
     "images": Reduced((2, 9, 7, 33), "y.mean((0, 2))", own=False),
     "largest": Reduced((2, 9, 7, 33), "y.amax((1, 2))", own=False),
@@ -667,6 +670,62 @@ def test_group_norm_far_from_zero(channels_last: bool) -> None:
     if has_own_kernels():
         # Of the data, a digit is 5e-4; the results are around 1.
         assert (result - exact).abs().max() < 5e-3
+
+
+class Rms(NamedTuple):
+    """A root-mean-square norm, written out or not."""
+
+    code: str
+    size: tuple[int, ...] = (2, 9, 48)
+    own: bool = True
+
+
+RMS = {
+    "llama": Rms(
+        "h = x.to(torch.float32)\nv = h.pow(2).mean(-1, keepdim=True)\n"
+        "h = h * torch.rsqrt(v + 1e-6)\nreturn self.w * h.to(x.dtype)"
+    ),
+    "t5": Rms(
+        "v = x.to(torch.float32).pow(2).mean(-1, keepdim=True)\n"
+        "return self.w * (x * torch.rsqrt(v + 1e-6))"
+    ),
+    "plain": Rms("return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)", (300, 130)),
+    "weight_behind": Rms("return torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5) * x * self.w"),
+    "module": Rms("return self.n(x)"),
+    "module_no_eps": Rms("return F.rms_norm(x, (48,))"),
+    "residual": Rms("return x + x * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5) * self.w"),
+    "transposed": Rms("y = x.transpose(0, 1)\nreturn self.n(y)"),
+    "one_row": Rms("return self.n(x)", (48,)),
+    "root_is_read": Rms(
+        "r = torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)\nreturn x * r, r", own=False
+    ),
+    "other_dim": Rms("return x * torch.rsqrt(x.pow(2).mean(1, True) + 1e-5)", own=False),
+    "cube": Rms("return x * torch.rsqrt(x.abs().pow(3).mean(-1, True) + 1e-5)", own=False),
+    "other_data": Rms("return x.relu() * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)", own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("case", RMS)
+def test_rms_norm(case: str, mode: str) -> None:
+    c = RMS[case]
+    n = nn.RMSNorm(48, eps=1e-6)
+    nn.init.normal_(n.weight)
+    m = net(c.code.replace("self.w", "self.n.weight"), n=n).eval()
+    x = torch.randn(c.size)
+    check(m, [x], **MODES[mode], fallbacks=mode in ("bf16", "autocast") or not c.own)
+    if mode == "traced":
+        with torch.no_grad():
+            found = "llga_rms_norm" in kernels_of(to_script(m, [x]), x)
+        assert found == (c.own and has_own_kernels())
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_rms_norm_of_special_values(value: float) -> None:
+    x = torch.randn(4, 40)
+    x[1, 7] = value
+    check(net("x * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)"), [x])
 
 
 def test_instance_norm_with_running_statistics() -> None:

@@ -166,6 +166,7 @@ class BlockPartitioner {
   void lowerAll(const AliasDb& aliases) {
     const auto integer_feeders = feedsIntegerCast(block_, facts_);
     auto taken = findAttention(aliases, integer_feeders);
+    findNorms(aliases, integer_feeders, taken);
     for (auto* node : block_->nodes()) {
       const auto* entry = findOp(node);
       if (entry == nullptr || isQuantizedConstant(node) || taken.count(node) != 0) {
@@ -182,20 +183,29 @@ class BlockPartitioner {
       assumeDtypes(node, *entry);
       if (isOwnAttention(node, facts_)) {
         own_.push_back({{node}, /*compute=*/1});
-        continue;
-      }
-      auto norm = ownNorm(node, facts_);
-      if (norm.empty()) {
+      } else {
         lower(node, *entry);
+      }
+    }
+  }
+
+  // Proposes norms for our own kernels, and adds their nodes to `taken`.
+  void findNorms(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
+                 std::unordered_set<const Node*>& taken) {
+    for (const auto* node : block_->nodes()) {
+      const auto members = ownNorm(node, facts_);
+      const bool free = std::none_of(members.begin(), members.end(), [&](const Node* member) {
+        return aliases.hasWriters(member) || integer_feeders.count(member) != 0 ||
+               taken.count(member) != 0;
+      });
+      if (members.empty() || !free) {
         continue;
       }
-      if (aliases.hasWriters(norm.back()) || integer_feeders.count(norm.back()) != 0) {
-        norm = {node};
-      }
-      taken.insert(norm.begin(), norm.end());
-      own_.push_back({{}, /*compute=*/1});
-      for (const auto* member : norm) {
-        own_.back().nodes.push_back(const_cast<Node*>(member));
+      taken.insert(members.begin(), members.end());
+      auto& proposal = own_.emplace_back();
+      proposal.compute = 1;
+      for (const auto* member : members) {
+        proposal.nodes.push_back(const_cast<Node*>(member));
       }
     }
   }

@@ -10,7 +10,7 @@
 // largest score so far. All of it in float32, but for the products where they are those of bfloat16
 // (P): there queries are multiplied as they are, and exponentials are rounded.
 #include "jit/onednn/runtime/attention_blocks.h"
-#include "jit/onednn/runtime/vector.h"
+#include "jit/onednn/runtime/vector_sums.h"
 
 namespace llga::attention {
 namespace {
@@ -22,31 +22,8 @@ constexpr float kInfinity = __builtin_inff();
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Of all numbers, half by half.
-template <typename Combine>
-float reduced(Vector x, const Combine& combine) {
-#if LLGA_VECTOR_WIDTH == 16
-  x = combine(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15,  //
-                                         0, 1, 2, 3, 4, 5, 6, 7));
-  x = combine(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3,  //
-                                         12, 13, 14, 15, 8, 9, 10, 11));
-  x = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5,  //
-                                         10, 11, 8, 9, 14, 15, 12, 13));
-  x = combine(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6,  //
-                                         9, 8, 11, 10, 13, 12, 15, 14));
-#else
-  x = combine(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
-  x = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
-  x = combine(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6));
-#endif
-  return x[0];
-}
-
 float largestOf(Vector x) {
   return reduced(x, [](Vector a, Vector b) -> Vector { return a > b ? a : b; });
-}
-
-float sumOf(Vector x) {
-  return reduced(x, [](Vector a, Vector b) -> Vector { return a + b; });
 }
 
 [[maybe_unused]] float numberOf(float number) { return number; }

@@ -49,7 +49,7 @@ class PlanCompiler {
     const auto& subgraph = *draft_.request.subgraph;
     const auto& facts = *draft_.request.facts;
     if (findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
-        findGroupNorm(subgraph, facts)) {
+        findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts)) {
       return result;  // nothing of it is oneDNN's
     }
     lower();

@@ -246,4 +246,14 @@ void GroupNorm::runAs(const T* from, const float* weight, const float* bias, T* 
   });
 }
 
+void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
+                 const float* weight, float* to) {
+  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
+  const auto grain = std::max<int64_t>(1, kForOne / columns);
+  at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
+    vector_loops::kernels().normalizeEachRow(from + first * columns, last - first, columns, epsilon,
+                                             weight, to + first * columns);
+  });
+}
+
 }  // namespace llga

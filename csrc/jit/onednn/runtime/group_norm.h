@@ -1,5 +1,5 @@
 // Group norms of float32 or bfloat16 data, which are instance norms with a group for each channel,
-// and an activation behind them.
+// and an activation behind them; root-mean-square norms.
 //
 // oneDNN has none before 3.6, and PyTorch's take the activation apart. Means and variances are
 // joined from those of parts, without sums of squares of the numbers, which lose digits where the
@@ -38,5 +38,14 @@ struct GroupNorm {
   template <typename T>
   void runAs(const T* from, const float* weight, const float* bias, T* to) const;
 };
+
+// Root-mean-square norms of rows of float32 numbers, one behind the other:
+//
+//   to[r][.] = from[r][.] / sqrt(mean of the squares of from[r][.] + epsilon) * weight[.]
+//
+// `weight` may be null, `to` may be `from`. Any thread may call; works with as many threads as
+// PyTorch does. Needs AVX2 and FMA.
+void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
+                 const float* weight, float* to);
 
 }  // namespace llga

@@ -152,8 +152,8 @@ struct FoundReduction {
 };
 
 // The mean, sum or 2-norm of float32 or bfloat16 data over dimensions of not too many numbers, or a
-// pooling that is a mean over all pixels; nothing for other partitions. The kernel is for those
-// dimensions that lie in memory between others.
+// pooling that is a mean over all pixels; nothing for other partitions. The kernel is for
+// dimensions that lie side by side in memory.
 std::optional<FoundReduction> reduction(const Ops& ops);
 
 struct FoundExcitation {

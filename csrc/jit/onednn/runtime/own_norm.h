@@ -1,4 +1,5 @@
-// Which group norms and instance norms our own kernel computes, in the place of PyTorch's.
+// Which group norms, instance norms and root-mean-square norms our own kernels compute, in the
+// place of PyTorch's.
 //
 // Decisions only; own_steps.cpp makes the step of a plan. Stateless but for the environment, which
 // is read once.
@@ -12,8 +13,12 @@
 
 namespace llga {
 
-// The norm, and behind it the activation that alone reads its numbers, if there is one: what the
-// bridge makes a group of. Empty if the kernel does not compute this node.
+// What the bridge makes a group of, in the order of execution; empty if no kernel computes `node`:
+//
+// * a group norm or instance norm, and the activation that alone reads its numbers;
+// * a root-mean-square norm, or the aten::rsqrt of one that is written out:
+//     x * rsqrt(mean(pow(x, 2), -1) + eps) * weight        with casts to float32 and back, or
+//     without
 std::vector<const Node*> ownNorm(const Node* node, const Facts& facts);
 
 struct FoundGroupNorm {
@@ -28,5 +33,15 @@ struct FoundGroupNorm {
 // Nothing for groups that are anything else. Throws CompileError for one that the kernel can't
 // compute.
 std::optional<FoundGroupNorm> findGroupNorm(const Graph& subgraph, const Facts& facts);
+
+struct FoundRmsNorm {
+  double epsilon;
+  const Value* data;    // of float32, as the result
+  const Value* weight;  // of the last dimension, or null
+  const Value* result;
+};
+
+// Likewise.
+std::optional<FoundRmsNorm> findRmsNorm(const Graph& subgraph, const Facts& facts);
 
 }  // namespace llga

@@ -617,10 +617,8 @@ class OwnSteps {
     std::array<size_t, 2> parameters{};
     for (const auto i : {0, 1}) {
       if (const auto* value = i == 0 ? found.weight : found.bias) {
-        const auto known = torch::jit::toIValue(value);
         parameters[i] = step.inputs.size();
-        step.inputs.push_back(known ? keptAsFloats(value->unique(), known->toTensor())
-                                    : located(value));
+        step.inputs.push_back(parameter(value));
       }
     }
     draft_.addResult(step, strided(found.result->unique(), *facts.dtype, sizes, strides));
@@ -632,6 +630,41 @@ class OwnSteps {
                    },
                    "group_norm", "llga_group_norm"};
     draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // One step for a group that is a root-mean-square norm, behind another one if its rows do not lie
+  // one behind the other.
+  void rmsNorm(const FoundRmsNorm& found) {
+    Plan::Step step;
+    const auto data = located(found.data);
+    const auto sizes = data.second.get_dims();
+    const auto strides = c10::TensorType::contiguousStridesOf(sizes);
+    const auto* result = behind(found.result);
+    const auto facts = draft_.request.facts->tensor(result);
+    if (!draft_.request.any_layout[draft_.group_outputs.at(result->unique())] &&
+        canonicalStrides(sizes, *facts.strides) != strides) {
+      throw CompileError{"a root-mean-square norm whose result does not lie by rows"};
+    }
+    step.inputs.push_back(data.second.get_strides() == strides ? data : copied(data, found.data));
+    if (found.weight != nullptr) {
+      step.inputs.push_back(parameter(found.weight));
+    }
+    draft_.addResult(step, strided(result->unique(), *facts.dtype, sizes, strides));
+    const auto columns = sizes.back();
+    step.kernel = {[rows = c10::multiply_integers(sizes) / columns, columns,
+                    epsilon = static_cast<float>(found.epsilon)](auto from, auto to) {
+                     rmsNormRows(static_cast<const float*>(from[0]), rows, columns, epsilon,
+                                 from.size() > 1 ? static_cast<const float*>(from[1]) : nullptr,
+                                 static_cast<float*>(to[0]));
+                   },
+                   "rms_norm", "llga_rms_norm"};
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // Numbers of float32, by channel.
+  std::pair<Slot, Layout> parameter(const Value* value) {
+    const auto known = torch::jit::toIValue(value);
+    return known ? keptAsFloats(value->unique(), known->toTensor()) : located(value);
   }
 
   // Of dense memory in which a pixel's channels lie side by side.
@@ -914,7 +947,7 @@ class OwnSteps {
     return true;
   }
 
-  // A mean, sum or norm over dimensions that lie between others. False for any other partition.
+  // A mean, sum or norm over dimensions that lie side by side. False for any other partition.
   bool reduction(const Ops& ops) {
     const auto found = llga::reduction(ops);
     if (!found || !draft_.knownSlot(found->data.id)) {
@@ -947,8 +980,8 @@ class OwnSteps {
   }
 
   // Sets images, rows and columns of the reduction. Returns the strides of the dimensions when
-  // those of the axes are gone; none (empty) if the data is not dense, or the axes do not lie
-  // between others.
+  // those of the axes are gone; none (empty) if the data is not dense, or the axes do not lie side
+  // by side.
   static Shape rowsOf(const Layout& data, const Shape& axes, Reduction& kernel) {
     if (data.get_layout_type() != LayoutType::strided) {
       return {};
@@ -980,7 +1013,7 @@ class OwnSteps {
         (kernel.rows == 1 ? kernel.columns : kernel.images) *= sizes[i];
       }
     }
-    return kernel.columns != 1 && kernel.rows != 1 ? kept : Shape{};
+    return kernel.rows != 1 ? kept : Shape{};
   }
 
   // A group that is a squeeze and excitation of channels-last images: one step, by a kernel of our
@@ -1091,6 +1124,10 @@ bool addUnlowered(PlanDraft& draft) {
   }
   if (const auto found = findGroupNorm(*draft.request.subgraph, *draft.request.facts)) {
     OwnSteps(draft).groupNorm(*found);
+    return true;
+  }
+  if (const auto found = findRmsNorm(*draft.request.subgraph, *draft.request.facts)) {
+    OwnSteps(draft).rmsNorm(*found);
     return true;
   }
   return false;

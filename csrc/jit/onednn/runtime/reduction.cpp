@@ -11,6 +11,8 @@
 namespace llga {
 namespace {
 
+constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
+
 void store(const float* numbers, int64_t count, float* to) { std::copy_n(numbers, count, to); }
 void store(const float* numbers, int64_t count, Bfloat16* to) {
   vector_loops::kernels().narrowRows(numbers, 1, count, to, count);
@@ -37,7 +39,6 @@ void sumOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts,
 }  // namespace
 
 int64_t reductionParts(int64_t rows, int64_t columns) {
-  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
   const auto threads = at::in_parallel_region() ? int64_t{1} : int64_t{at::get_num_threads()};
   return std::clamp(rows * columns / kForOne, int64_t{1}, threads);
 }
@@ -63,6 +64,9 @@ void Reduction::run(const void* from, void* to) const {
 
 template <typename T>
 void Reduction::runAs(const T* from, T* to) const {
+  if (columns == 1) {
+    return runInside(from, to);
+  }
   const auto& loops = vector_loops::functions<T>();
   // Each thread takes images of its own where there are enough.
   const auto grain = images >= at::get_num_threads() ? 1 : images;
@@ -71,19 +75,38 @@ void Reduction::runAs(const T* from, T* to) const {
     const auto memory = arena()->allocate(static_cast<size_t>(parts * columns) * sizeof(float));
     auto* result = static_cast<float*>(memory.get());
     for (auto image = first; image < last; ++image) {
-      const auto* data = from + image * rows * columns;
-      if (kind == Kind::mean) {
-        meanOverRows(data, rows, columns, parts, result);
-      } else {
-        sumOverRows(data, rows, columns, parts,
-                    kind == Kind::norm ? loops.sumSquaresOfRows : loops.sumRows, result);
-      }
-      if (kind == Kind::norm) {
-        std::transform(result, result + columns, result, [](float x) { return std::sqrt(x); });
-      }
+      sumOverRows(from + image * rows * columns, rows, columns, parts,
+                  kind == Kind::norm ? loops.sumSquaresOfRows : loops.sumRows, result);
+      finish(result, columns);
       store(result, columns, to + image * columns);
     }
   });
+}
+
+template <typename T>
+void Reduction::runInside(const T* from, T* to) const {
+  constexpr int64_t kSome = 64;  // results
+  const auto& loops = vector_loops::functions<T>();
+  const auto sum = kind == Kind::norm ? loops.sumSquaresOfEachRow : loops.sumEachRow;
+  const auto grain = std::max<int64_t>(1, kForOne / rows);
+  at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
+    float results[kSome];
+    for (auto image = first; image < last; image += kSome) {
+      const auto count = std::min(kSome, last - image);
+      sum(from + image * rows, count, rows, results);
+      finish(results, count);
+      store(results, count, to + image);
+    }
+  });
+}
+
+void Reduction::finish(float* sums, int64_t count) const {
+  const auto each = [&](const auto& of) { std::transform(sums, sums + count, sums, of); };
+  if (kind == Kind::mean) {
+    each([n = static_cast<float>(rows)](float x) { return x / n; });
+  } else if (kind == Kind::norm) {
+    each([](float x) { return std::sqrt(x); });
+  }
 }
 
 }  // namespace llga

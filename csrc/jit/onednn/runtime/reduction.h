@@ -1,8 +1,8 @@
 // Means, sums and 2-norms over rows of float32 or bfloat16 numbers: over the pixels of images that
-// are channels last, over the tokens of a text.
+// are channels last, over the tokens of a text, over the numbers of a token.
 //
-// oneDNN's reductions bring such images into planes first, which takes ten times as long as the
-// sums, or have reference kernels for them.
+// oneDNN's reductions bring images into planes first, which takes ten times as long as the sums, or
+// have reference kernels.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,15 @@ struct Reduction {
   int64_t rows;
   int64_t columns;
 
-  // (image, row, column) to (image, column).
+  // (image, row, column) to (image, column). With one column the rows are numbers side by side.
   void run(const void* from, void* to) const;
 
  private:
   template <typename T>
   void runAs(const T* from, T* to) const;
+  template <typename T>
+  void runInside(const T* from, T* to) const;
+  void finish(float* sums, int64_t count) const;
 };
 
 // How many threads are worth it for so many numbers.

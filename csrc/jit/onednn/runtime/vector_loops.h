@@ -33,6 +33,10 @@ struct Functions {
   // to[c] = sum of the squares of from[.][c]
   void (*sumSquaresOfRows)(const T* from, int64_t rows, int64_t columns, float* to);
 
+  // to[r] = sum of from[r][.], or of the squares
+  void (*sumEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
+  void (*sumSquaresOfEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
+
   // Of each column's numbers, of which there is one at least: the mean, and the sum of the squares
   // of their differences from it.
   void (*momentsOfRows)(const T* from, int64_t rows, int64_t columns, float* mean, float* squares);
@@ -52,6 +56,11 @@ struct Kernels {
   // Rows of `columns` numbers, one behind the other, to rows that are `stride` numbers apart.
   void (*narrowRows)(const float* from, int64_t rows, int64_t columns, Bfloat16* to,
                      int64_t stride);
+
+  // to[r][.] = from[r][.] / sqrt(mean of the squares of from[r][.] + epsilon) * weight[.]; `weight`
+  // may be null, `to` may be `from`.
+  void (*normalizeEachRow)(const float* from, int64_t rows, int64_t columns, float epsilon,
+                           const float* weight, float* to);
 
   // Of any numbers of 32 bits, or pairs of 16; as rows of the above.
   void (*copyRows)(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride);

@@ -5,6 +5,8 @@
 
 namespace llga::vector_loops {
 
-const Kernels avx2{kFunctions<float>, kFunctions<Bfloat16>, narrowRows, copyRows, add, interleave};
+const Kernels avx2{
+    kFunctions<float>, kFunctions<Bfloat16>, narrowRows, normalizeEachRow, copyRows, add,
+    interleave};
 
 }  // namespace llga::vector_loops

@@ -5,7 +5,8 @@
 
 namespace llga::vector_loops {
 
-const Kernels avx512_bf16{kFunctions<float>, kFunctions<Bfloat16>, narrowRows, copyRows, add,
-                          interleave};
+const Kernels avx512_bf16{
+    kFunctions<float>, kFunctions<Bfloat16>, narrowRows, normalizeEachRow, copyRows, add,
+    interleave};
 
 }  // namespace llga::vector_loops

@@ -1,7 +1,7 @@
 // Included by one source for each instruction set, behind its Simd.
 #include "jit/onednn/runtime/activations.h"
-#include "jit/onednn/runtime/vector.h"
 #include "jit/onednn/runtime/vector_loops.h"
+#include "jit/onednn/runtime/vector_sums.h"
 
 namespace llga::vector_loops {
 namespace {
@@ -107,6 +107,60 @@ void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
 template <typename T>
 void sumSquaresOfRows(const T* from, int64_t rows, int64_t columns, float* to) {
   sumOfRows(from, rows, columns, to, [](Vector x) { return x * x; });
+}
+
+// `of`: of the numbers of a vector.
+template <typename T, typename F>
+float sumOfRow(const T* from, int64_t columns, const F& of) {
+  constexpr int64_t kMany = 4;
+  Vector sums[kMany] = {};
+  int64_t c = 0;
+  for (; c + kMany * kWidth <= columns; c += kMany * kWidth) {
+    for (int64_t v = 0; v < kMany; ++v) {
+      sums[v] += of(loadVector(from + c + v * kWidth));
+    }
+  }
+  for (; c + kWidth <= columns; c += kWidth) {
+    sums[0] += of(loadVector(from + c));
+  }
+  if (c < columns) {
+    sums[1] += of(loadFirst(from + c, columns - c));
+  }
+  return sumOf((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+template <typename T>
+void sumEachRow(const T* from, int64_t rows, int64_t columns, float* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    to[row] = sumOfRow(from + row * columns, columns, [](Vector x) { return x; });
+  }
+}
+
+template <typename T>
+void sumSquaresOfEachRow(const T* from, int64_t rows, int64_t columns, float* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    to[row] = sumOfRow(from + row * columns, columns, [](Vector x) { return x * x; });
+  }
+}
+
+void normalizeEachRow(const float* from, int64_t rows, int64_t columns, float epsilon,
+                      const float* weight, float* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto squares = sumOfRow(from, columns, [](Vector x) { return x * x; });
+    const auto factor = 1 / __builtin_sqrtf(squares / static_cast<float>(columns) + epsilon);
+    int64_t c = 0;
+    for (; c + kWidth <= columns; c += kWidth) {
+      const Vector x = loadVector(from + c) * factor;
+      storeVector(to + c, weight != nullptr ? x * loadVector(weight + c) : x);
+    }
+    if (c < columns) {
+      const auto rest = columns - c;
+      const Vector x = loadFirst(from + c, rest) * factor;
+      storeFirst(to + c, weight != nullptr ? x * loadFirst(weight + c, rest) : x, rest);
+    }
+    from += columns;
+    to += columns;
+  }
 }
 
 // Those of a few rows each, which stay in the first level of cache, are joined: T. F. Chan, G. H.
@@ -265,8 +319,9 @@ void interleave(const void* from, int64_t planes, int64_t stride, int64_t count,
 }
 
 template <typename T>
-constexpr Functions<T> kFunctions{activate<T>,      sumRows<T>,   sumSquaresOfRows<T>,
-                                  momentsOfRows<T>, scaleRows<T>, affineRows<T>};
+constexpr Functions<T> kFunctions{
+    activate<T>,      sumRows<T>,   sumSquaresOfRows<T>, sumEachRow<T>, sumSquaresOfEachRow<T>,
+    momentsOfRows<T>, scaleRows<T>, affineRows<T>};
 
 }  // namespace
 }  // namespace llga::vector_loops
