@@ -48,6 +48,7 @@ from util import (
     fuses,
     has_matrix_units,
     has_narrow_products,
+    has_own_kernels,
     kernels_of,
     leaves,
     net,
@@ -1837,6 +1838,66 @@ def test_parts_of_channels_last_images(case: str, mode: str) -> None:
     check(m, [torch.randn(2, 3, 11, 9)], **MODES[mode])
     if mode == "traced":
         check(m, [torch.randn(1, 3, 11, 9)])
+
+
+PADDED = {
+    "same_as_tf": ("self.c(F.pad(x, [0, 1, 0, 1]))", "pad _convolution"),
+    "one_side": ("F.relu(self.c(F.pad(x, [1, 0, 2, 3])))", "pad _convolution relu"),
+    "width_alone": ("self.c(F.pad(x, [2, 1]))", "pad _convolution"),
+    "padded_twice": ("self.p(F.pad(x, [0, 1, 0, 1]))", "pad _convolution"),
+    "depthwise": ("self.d(F.pad(self.c(x), [1, 2, 1, 2]))", "pad _convolution"),
+    "module": ("self.c(self.z(x))", "pad _convolution"),
+    "by_sizes": (
+        "h = x.shape[2] % 2 + 1\nreturn self.c(F.pad(x, [0, h, x.shape[3] // 5, h]))",
+        "pad _convolution",
+    ),
+    "one_pixel": ("self.e(F.pad(x.mean((2, 3), keepdim=True), [0, 1, 0, 1]))", "pad _convolution"),
+    "sum": ("self.c(F.pad(x, [0, 1, 0, 1])) + self.c(F.pad(x, [1, 0, 1, 0]))", "pad _convolution"),
+    "read_twice": ("y = F.pad(x, [0, 1, 0, 1])\nreturn self.c(y), y", ""),
+    "ones": ("self.c(F.pad(x, [0, 1, 0, 1], value=1.0))", ""),
+    "reflected": ("self.c(F.pad(x, [0, 1, 0, 1], mode='reflect'))", ""),
+    "cropped": ("self.c(F.pad(x, [0, -1, 0, 1]))", ""),
+    "channels": ("self.w(F.pad(x, [0, 0, 0, 0, 0, 1]))", ""),
+}
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("case", PADDED)
+def test_padding_before_a_convolution(case: str, mode: str) -> None:
+    """Zeros that it alone reads are its own padding; others are left to PyTorch."""
+    code, fused = PADDED[case]
+    m = net(
+        code if "return" in code else f"return {code}",
+        c=nn.Conv2d(4, 8, 3, stride=2), p=nn.Conv2d(4, 8, 3, padding=1), w=nn.Conv2d(5, 8, 3),
+        d=nn.Conv2d(8, 8, 3, stride=2, groups=8), e=nn.Conv2d(4, 8, 1),
+        z=nn.ZeroPad2d((0, 1, 0, 1)),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 4, 12, 15)
+    left = case in ("cropped", "channels")  # found out when the group is compiled
+    check(m, [x], **MODES[mode], fused=fused if mode == "traced" else "", fallbacks=left)
+    if mode == "traced" and not fused and not left:
+        check(m, [x], outside="pad")
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv3d])
+def test_padding_before_a_convolution_of_other_dimensions(kind: Any) -> None:
+    dims = 1 if kind is nn.Conv1d else 3
+    m = net(f"self.c(F.pad(x, [1, 2] * {dims}))", c=kind(4, 8, 3)).eval()
+    check(m, [torch.randn(2, 4, *(9, 7, 8)[:dims])], fused="pad _convolution")
+
+
+def test_padded_blocks_of_a_mobilenet() -> None:
+    """Of TensorFlow's kind: the kernel for the whole block pads as well."""
+    m = net(
+        "y = F.silu(self.a(x))\ny = F.silu(self.b(F.pad(y, [0, 1, 0, 1])))\nreturn self.c(y)",
+        a=nn.Conv2d(16, 96, 1), b=nn.Conv2d(96, 96, 3, stride=2, groups=96), c=nn.Conv2d(96, 24, 1),
+    ).eval()  # fmt: skip
+    x = torch.randn(1, 16, 32, 30).contiguous(memory_format=torch.channels_last)
+    if has_own_kernels():
+        check(m, [x], groups=1)
+        assert "llga_expansion" in kernels_of(m, x)[0]
+    else:
+        check(m, [x])
 
 
 @pytest.mark.parametrize("mode", list(MODES))

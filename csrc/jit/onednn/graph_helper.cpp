@@ -116,6 +116,7 @@ class BlockPartitioner {
   std::vector<Proposal> propose() {
     auto found = proposeByPartitions();
     std::move(own_.begin(), own_.end(), std::back_inserter(found));
+    addPaddings(found);
     addIdentities(found);
     std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
       return a.nodes.back()->isBefore(b.nodes.back());
@@ -139,6 +140,17 @@ class BlockPartitioner {
       auto partitions = partition();
       if (!redoSplitNodes(partitions) && !takeApart(partitions)) {
         return proposals(partitions);
+      }
+    }
+  }
+
+  // A padding goes with the convolution that reads it.
+  static void addPaddings(std::vector<Proposal>& proposals) {
+    for (auto& proposal : proposals) {
+      for (size_t i = 0, count = proposal.nodes.size(); i < count; ++i) {
+        if (const auto* padding = paddingOf(proposal.nodes[i])) {
+          proposal.nodes.push_back(const_cast<Node*>(padding));
+        }
       }
     }
   }
@@ -172,7 +184,8 @@ class BlockPartitioner {
       if (entry == nullptr || isQuantizedConstant(node) || taken.count(node) != 0) {
         continue;
       }
-      if (aliases.hasWriters(node)) {
+      const auto* padding = paddingOf(node);
+      if (aliases.hasWriters(node) || (padding != nullptr && aliases.hasWriters(padding))) {
         refuse(node, qualifiedName(node) + ": an in-place op writes to an input or to the result");
         continue;
       }
@@ -305,6 +318,9 @@ class BlockPartitioner {
           name != "attn_mask") {  // boolean as a rule
         facts_.assume(node->input(i), *dtype);
       }
+    }
+    if (const auto* padding = paddingOf(node)) {
+      facts_.assume(padding->input(0), *dtype);
     }
     facts_.assume(node->output(0), *dtype);
   }

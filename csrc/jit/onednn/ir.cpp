@@ -3,6 +3,7 @@
 #include <torch/csrc/jit/jit_log.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace llga {
 
@@ -153,6 +154,48 @@ bool isShapeArithmetic(const Node* node) {
   }
 }
 
+namespace {
+
+bool isConvolution(const Node* node) {
+  using namespace torch::jit;
+  static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");
+  switch (node->kind()) {
+    case aten::conv1d:
+    case aten::conv2d:
+    case aten::conv3d:
+      return true;
+    case aten::_convolution:
+    case aten::convolution:
+      return toIValue(node->namedInput("transposed")) == c10::IValue(false);
+    default:
+      return node->kind() == kConvolutionMode;
+  }
+}
+
+bool isZeroPadding(const Node* node) {
+  using torch::jit::toIValue;
+  static const auto kConstantPad = Symbol::fromQualString("aten::constant_pad_nd");
+  const bool constant = node->kind() == kConstantPad;
+  if (!constant && (node->kind() != torch::jit::aten::pad ||
+                    toIValue(node->input(2)) != c10::IValue("constant"))) {
+    return false;
+  }
+  const auto filled = toIValue(node->input(constant ? 2 : 3));
+  return filled && (filled->isNone() || (filled->isScalar() && filled->toScalar().equal(0)));
+}
+
+}  // namespace
+
+const Node* paddingOf(const Node* node) {
+  if (!isConvolution(node)) {
+    return nullptr;
+  }
+  const auto* padding = node->input(0)->node();
+  const bool its_own = isZeroPadding(padding) && padding->owningBlock() == node->owningBlock() &&
+                       padding->output()->uses().size() == 1;
+  return its_own ? padding : nullptr;
+}
+
 std::vector<const Node*> computations(const Graph& subgraph) {
   std::vector<const Node*> found;
   for (const auto* node : subgraph.nodes()) {
@@ -162,6 +205,11 @@ std::vector<const Node*> computations(const Graph& subgraph) {
       found.push_back(node);
     }
   }
+  std::unordered_set<const Node*> paddings;
+  for (const auto* node : found) {
+    paddings.insert(paddingOf(node));
+  }
+  std::erase_if(found, [&](const Node* node) { return paddings.count(node) != 0; });
   return found;
 }
 

@@ -1,6 +1,8 @@
 // Convolutions. oneDNN Graph: Convolution, ConvTranspose (data NCX, weights OIX / IOX).
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "jit/onednn/ops/op_table.h"
 
 namespace llga {
@@ -27,6 +29,22 @@ size_t spatialRank(const Lowering& lowering) {
   return static_cast<size_t>(rank - 2);
 }
 
+// `list`: the numbers of aten::pad, begin and end of the last dimension first. Any make the same
+// partition.
+void addPadding(const Lowering& l, const Value* list, Shape& pads_begin, Shape& pads_end) {
+  const auto by = l.knownInts(list).value_or(Shape{});
+  if (by.size() % 2 != 0 || by.size() > 2 * pads_begin.size() ||
+      std::any_of(by.begin(), by.end(), [](int64_t number) { return number < 0; })) {
+    l.refuse(fmt::format("padded by {}, which is no padding of {} dimensions of pixels", toText(by),
+                         pads_begin.size()));
+  }
+  for (size_t i = 0; i < by.size(); i += 2) {
+    const auto dim = pads_begin.size() - 1 - i / 2;
+    pads_begin[dim] += by[i];
+    pads_end[dim] += by[i + 1];
+  }
+}
+
 void emitConvolution(Lowering& l, const ConvArgs& args) {
   const auto dtype = l.dtype(l.arg("input"));
   if (dtype != at::kFloat && dtype != at::kBFloat16) {
@@ -38,15 +56,22 @@ void emitConvolution(Lowering& l, const ConvArgs& args) {
   }
   const bool transposed = args.output_padding.has_value();
   const bool packable = !transposed && args.groups == 1;
-  std::vector<Operand> inputs{l.in("input"), l.weight("weight", "input", packable)};
+  const auto* padding = paddingOf(l.node());
+  const auto* data = padding != nullptr ? padding->input(0) : l.arg("input");
+  std::vector<Operand> inputs{l.in(data), l.weight("weight", "input", packable)};
   if (!l.isNone("bias")) {
     // oneDNN takes no f32 bias for a bf16 convolution.
     inputs.push_back(l.inAs("bias", dtype));
   }
   auto& op = l.emit(transposed ? OpKind::ConvTranspose : OpKind::Convolution, inputs, {l.out()});
   op.set_attr<Shape>(Attr::strides, args.stride);
-  op.set_attr<Shape>(Attr::pads_begin, args.pads_begin);
-  op.set_attr<Shape>(Attr::pads_end, args.pads_end);
+  auto pads_begin = args.pads_begin;
+  auto pads_end = args.pads_end;
+  if (padding != nullptr) {
+    addPadding(l, padding->input(1), pads_begin, pads_end);
+  }
+  op.set_attr<Shape>(Attr::pads_begin, pads_begin);
+  op.set_attr<Shape>(Attr::pads_end, pads_end);
   op.set_attr<Shape>(Attr::dilations, args.dilation);
   op.set_attr<int64_t>(Attr::groups, args.groups);
   op.set_attr<std::string>(Attr::data_format, "NCX");

@@ -95,6 +95,11 @@ bool Lowering::isNone(const char* name) const {
   return known && known->isNone();
 }
 
+std::optional<Shape> Lowering::knownInts(const Value* list) const {
+  const auto known = facts_.constant(list);
+  return known && known->isIntList() ? std::optional(known->toIntVector()) : std::nullopt;
+}
+
 int64_t Lowering::integer(const char* name) const {
   const auto value = host(name);
   if (value.isInt()) {

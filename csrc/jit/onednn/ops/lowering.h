@@ -120,6 +120,8 @@ class Lowering {
   bool isNone(const char* name) const;
   // Always true when compiling; partitioning may see host values that are computed at run time.
   bool isKnown(const char* name) const { return facts_.constant(arg(name)).has_value(); }
+  // A list of integers, if it is known.
+  std::optional<Shape> knownInts(const Value* list) const;
   int64_t integer(const char* name) const;
   double number(const char* name) const;  // int or float
   bool flag(const char* name) const;

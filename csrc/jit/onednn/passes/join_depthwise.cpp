@@ -57,7 +57,8 @@ std::optional<Convolution> convolutionOf(const Node* op) {
   if (!tensor.defined() || tensor.dim() != kRank) {
     return std::nullopt;
   }
-  const auto* data = op->namedInput("input");
+  const auto* padding = paddingOf(op);
+  const auto* data = padding != nullptr ? padding->input(0) : op->namedInput("input");
   const bool quantized = eight_bit && isDequantize(data->node());
   return Convolution{tensor.sizes().vec(), quantized ? data->node()->input(0) : data, quantized};
 }

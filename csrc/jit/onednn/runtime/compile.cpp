@@ -118,7 +118,9 @@ class PlanCompiler {
   void lower() {
     for (const auto* node : draft_.request.subgraph->nodes()) {
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
-          isShapeArithmetic(node) || isQuantizedConstant(node)) {
+          isShapeArithmetic(node) || isQuantizedConstant(node) ||
+          (node->outputs().size() == 1 && !node->output()->uses().empty() &&
+           paddingOf(node->output()->uses()[0].user) == node)) {
         continue;
       }
       if (isIdentity(node)) {
