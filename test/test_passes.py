@@ -244,6 +244,31 @@ def test_writes_are_seen(code: str, scripted: bool) -> None:
     check(net(code), [torch.randn(4, 6, 5)], scripted=scripted)
 
 
+class KeepsItsData(torch.nn.Module):
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.zeros(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cos(x)
+        self.kept = y
+        z = y[:, :2]
+        z += 1
+        return torch.relu(z)
+
+
+def test_writes_are_seen_after_the_call() -> None:
+    """What is written to is an attribute by then."""
+    eager, x = KeepsItsData(), torch.randn(3, 4)
+    script = torch.jit.script(KeepsItsData())
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(script(x), eager(x))
+            assert torch.equal(script.kept, eager.kept)
+
+
 FLOATS = "Float(2, 2, strides=[2, 1], requires_grad=0, device=cpu)"
 OF_CONSTANTS = """
 graph(%x : Tensor):

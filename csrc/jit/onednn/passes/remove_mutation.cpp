@@ -164,7 +164,12 @@ class OwnWrites {
         return true;
       }
     }
-    return std::any_of(block->outputs().begin(), block->outputs().end(), sees);
+    // Or is there after the call, as an attribute.
+    const auto& inputs = graph_->inputs();
+    return std::any_of(block->outputs().begin(), block->outputs().end(), sees) ||
+           std::any_of(inputs.begin(), inputs.end(), [&](Value* input) {
+             return aliases_->mayContainAlias(input, const_cast<Value*>(target));
+           });
   }
 
   template <typename Sees>
