@@ -245,8 +245,6 @@ def test_writes_are_seen(code: str, scripted: bool) -> None:
 
 
 class KeepsItsData(torch.nn.Module):
-    kept: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.kept = torch.zeros(3, 4)

@@ -196,15 +196,19 @@ std::vector<const Node*> ownNorm(const Node* node, const Facts& facts) {
   const auto isOf = [&](const Value* value, at::ScalarType type) {
     return facts.tensor(value).dtype.value_or(type) == type;
   };
+  const auto ofFloats = [&](const WrittenNorm& norm) {
+    const bool floats = isOf(norm.data, at::kFloat) &&
+                        (norm.weight == nullptr || isOf(norm.weight, at::kFloat));
+    return floats ? norm.nodes : std::vector<const Node*>{};
+  };
   if (node->kind() == rmsNormKind()) {
     const auto rows = facts.constant(node->input(1));
     const bool known = rows && rows->isIntList() && rows->toIntVector().size() == 1;
-    return known && isOf(node->input(0), at::kFloat) ? std::vector<const Node*>{node}
-                                                     : std::vector<const Node*>{};
+    return known ? ofFloats(normOf(node)) : std::vector<const Node*>{};
   }
   if (node->kind() == aten::rsqrt) {
     const auto found = normAround(node, facts);
-    return found && isOf(found->data, at::kFloat) ? found->nodes : std::vector<const Node*>{};
+    return found ? ofFloats(*found) : std::vector<const Node*>{};
   }
   if (!isGroupNorm(node, facts) ||
       !(isOf(node->input(0), at::kFloat) || isOf(node->input(0), at::kBFloat16))) {
