@@ -1853,6 +1853,14 @@ PADDED = {
     ),
     "one_pixel": ("self.e(F.pad(x.mean((2, 3), keepdim=True), [0, 1, 0, 1]))", "pad _convolution"),
     "sum": ("self.c(F.pad(x, [0, 1, 0, 1])) + self.c(F.pad(x, [1, 0, 1, 0]))", "pad _convolution"),
+    # A stride as wide as the padding: the one result has nothing of the pixel.
+    "pixel_left_out": (
+        (
+            "y = self.u(x)\nz = self.q(F.pad(y.mean((2, 3), True), [1] * 4))\n"
+            "return y * torch.sigmoid(self.g(F.relu(z)))"
+        ),
+        "pad _convolution",
+    ),
     "read_twice": ("y = F.pad(x, [0, 1, 0, 1])\nreturn self.c(y), y", ""),
     "ones": ("self.c(F.pad(x, [0, 1, 0, 1], value=1.0))", ""),
     "reflected": ("self.c(F.pad(x, [0, 1, 0, 1], mode='reflect'))", ""),
@@ -1870,7 +1878,8 @@ def test_padding_before_a_convolution(case: str, mode: str) -> None:
         code if "return" in code else f"return {code}",
         c=nn.Conv2d(4, 8, 3, stride=2), p=nn.Conv2d(4, 8, 3, padding=1), w=nn.Conv2d(5, 8, 3),
         d=nn.Conv2d(8, 8, 3, stride=2, groups=8), e=nn.Conv2d(4, 8, 1),
-        z=nn.ZeroPad2d((0, 1, 0, 1)),
+        z=nn.ZeroPad2d((0, 1, 0, 1)), u=nn.Conv2d(4, 8, 1), q=nn.Conv2d(8, 8, 1, stride=3),
+        g=nn.Conv2d(8, 8, 1),
     ).eval()  # fmt: skip
     x = torch.randn(2, 4, 12, 15)
     left = case in ("cropped", "channels")  # found out when the group is compiled

@@ -156,6 +156,7 @@ bool isShapeArithmetic(const Node* node) {
 
 namespace {
 
+// One that is not transposed, as far as is known.
 bool isConvolution(const Node* node) {
   using namespace torch::jit;
   static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");
@@ -260,13 +261,9 @@ bool readsShape(const Node* node) {
 
 bool isProduct(const Node* node) {
   using namespace torch::jit;
-  static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");
   switch (node->kind()) {
     case aten::_convolution:
     case aten::convolution:
-    case aten::conv1d:
-    case aten::conv2d:
-    case aten::conv3d:
     case aten::conv_transpose1d:
     case aten::conv_transpose2d:
     case aten::conv_transpose3d:
@@ -278,7 +275,7 @@ bool isProduct(const Node* node) {
     case aten::baddbmm:
       return true;
     default:
-      return node->kind() == kConvolutionMode || node->kind() == einsumKind();
+      return isConvolution(node) || node->kind() == einsumKind();
   }
 }
 

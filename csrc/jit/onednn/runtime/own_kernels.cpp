@@ -295,7 +295,8 @@ bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph, at::ScalarT
   const Shape one{1, 1};
   return isImageConvolution(op, graph, type) && op.get_attr<int64_t>(Attr::groups) == 1 &&
          pair(*op.inputs()[0].sizes) == pair(one) && pair(*op.inputs()[1].sizes) == pair(one) &&
-         pair(*op.outputs()[0].sizes) == pair(one);
+         pair(*op.outputs()[0].sizes) == pair(one) &&
+         op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0};
 }
 
 // Strides of what a view or a transposition makes of `value` without moving a number; nothing for

@@ -81,7 +81,10 @@ void requireParameter(const Value* value, const Facts& facts) {
 
 // ----------------------------------------------------------------------- root-mean-square norms
 
-Symbol rmsNormKind() { return Symbol::fromQualString("aten::rms_norm"); }
+Symbol rmsNormKind() {
+  static const Symbol kind = Symbol::fromQualString("aten::rms_norm");
+  return kind;
+}
 
 bool isCast(const Node* node) { return node->kind() == aten::to; }
 
@@ -197,8 +200,8 @@ std::vector<const Node*> ownNorm(const Node* node, const Facts& facts) {
     return facts.tensor(value).dtype.value_or(type) == type;
   };
   const auto ofFloats = [&](const WrittenNorm& norm) {
-    const bool floats = isOf(norm.data, at::kFloat) &&
-                        (norm.weight == nullptr || isOf(norm.weight, at::kFloat));
+    const bool floats =
+        isOf(norm.data, at::kFloat) && (norm.weight == nullptr || isOf(norm.weight, at::kFloat));
     return floats ? norm.nodes : std::vector<const Node*>{};
   };
   if (node->kind() == rmsNormKind()) {
