@@ -21,7 +21,6 @@ constexpr float kInfinity = __builtin_inff();
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Of all numbers, half by half.
 float largestOf(Vector x) {
   return reduced(x, [](Vector a, Vector b) -> Vector { return a > b ? a : b; });
 }

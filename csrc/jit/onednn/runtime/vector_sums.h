@@ -8,7 +8,7 @@ namespace llga {
 
 namespace {
 
-// All numbers of a register in one.
+// Of all numbers of a register, half by half.
 template <typename Combine>
 float reduced(Vector x, const Combine& combine) {
 #if LLGA_VECTOR_WIDTH == 16
