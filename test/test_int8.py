@@ -1147,3 +1147,231 @@ def test_biases_that_are_not_finite(value: float) -> None:
             rest = [i for i in range(32) if i != 3]
             assert float((result - expected)[:, rest].abs().max()) <= 0.51
         assert not any(own_kernels(script, x, other))
+
+
+def kernels(script: Any, *inputs: Tensor) -> list[str]:
+    """What computes the groups, without what it is compiled for."""
+    groups = llga_fuser.report(script, *inputs, rounds=1).groups
+    return [p.implementation.split(":")[0] for group in groups for p in group.primitives]
+
+
+class Excited(NamedTuple):
+    """A squeeze and excitation in 8 bit: sizes of the images, hidden channels, what it does."""
+
+    size: tuple[int, int, int, int]
+    hidden: int
+    mean: str = "F.adaptive_avg_pool2d(x, 1)"
+    inner: Callable[[Tensor], Tensor] = F.relu
+    gate: Callable[[Tensor], Tensor] = torch.sigmoid
+    product: str = "x * s"
+    zero_point: int = 3
+    bias: bool = True
+    threads: int = 2
+    own: bool = True
+
+
+EXCITED = {
+    "plain": Excited((1, 32, 9, 7), 8),
+    "mean": Excited((1, 48, 9, 7), 16, mean="x.mean([2, 3], keepdim=True)"),
+    "hard": Excited((1, 72, 28, 28), 24, gate=F.hardsigmoid, product="s * x"),
+    "silu": Excited((1, 96, 56, 56), 4, inner=F.silu),
+    "odd": Excited((3, 13, 6, 5), 3),
+    "uneven": Excited((1, 40, 6, 5), 10, inner=F.silu, gate=F.hardsigmoid),
+    "no bias": Excited((2, 24, 5, 3), 31, bias=False),
+    "one thread": Excited((1, 96, 40, 30), 24, threads=1),
+    "many images": Excited((5, 40, 8, 9), 10),
+    "wide": Excited((1, 700, 7, 7), 176),
+    "zero point of zero": Excited((1, 32, 9, 7), 8, zero_point=0),
+    "large zero point": Excited((1, 32, 9, 7), 8, zero_point=140),
+    # What stays with oneDNN.
+    "mean of rows": Excited((1, 32, 9, 7), 8, mean="x.mean([2], keepdim=True)", own=False),
+    "other gate": Excited((1, 32, 9, 7), 8, gate=torch.tanh, own=False),
+    "squared": Excited((1, 32, 9, 7), 8, product="x * s * s", own=False),
+}
+
+
+class QuantizedExcitation(nn.Module):
+    """Scales are such that the numbers of each value fill its range for the given data."""
+
+    def __init__(self, case: Excited, x: Tensor) -> None:
+        super().__init__()
+        self.case, channels = case, case.size[1]
+        self.before = weight(channels, 4, 1, 1)
+        self.squeeze = weight(case.hidden, channels, 1, 1)
+        self.excite = weight(channels, case.hidden, 1, 1)
+        self.behind = weight(8, channels, 1, 1)
+        self.mean = eval(f"lambda x: {case.mean}", {"F": F})
+        self.product = eval(f"lambda x, s: {case.product}")
+        self.biases = [
+            nn.Parameter(torch.randn(n), False) if case.bias else None
+            for n in (case.hidden, channels)
+        ]
+        self.steps: list[float] = []
+        with torch.no_grad():
+            self(x)
+
+    def rounded(self, y: Tensor, index: int) -> Tensor:
+        if len(self.steps) <= index:
+            low, high = torch.aminmax(y)
+            self.steps.append(max(float(high - low) / 240, 1e-3))
+        return qdq(y, self.steps[index], self.case.zero_point)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = self.case
+        x = F.conv2d(qdq(x, 0.02, 3), self.before.dequantize())
+        x = self.rounded(F.relu(x), 0)
+        s = self.rounded(self.mean(x), 1)
+        s = c.inner(F.conv2d(s, self.squeeze.dequantize(), self.biases[0]))
+        s = F.conv2d(self.rounded(s, 2), self.excite.dequantize(), self.biases[1])
+        x = self.rounded(self.product(x, c.gate(s)), 3)
+        return self.rounded(F.conv2d(x, self.behind.dequantize()), 4)
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", EXCITED)
+def test_excitation(case: str) -> None:
+    """Mean, two convolutions and the product are one group and one kernel."""
+    c = EXCITED[case]
+    torch.set_num_threads(c.threads)
+    x = (torch.rand(c.size[0], 4, *c.size[2:]) * 4).to(memory_format=torch.channels_last)
+    module = QuantizedExcitation(c, x).eval()
+    # A mean that lies between two steps moves a gate, and so many numbers a little.
+    found = run(module, (x,), step=2 * module.steps[-1], groups=3 if c.own else None)
+    if c.own:
+        assert found.outside["aten::dequantize"] == 1, str(found)  # of the result
+    with torch.no_grad():
+        own = "llga_excitation" in kernels(to_script(module, (x,)), x)
+    assert own == (c.own and has_quantized_kernels())
+
+
+def test_excitation_beside_others() -> None:
+    """Its data has another reader, and stays what it is."""
+    c = EXCITED["plain"]
+    x = (torch.rand(2, 4, 9, 7) * 4).to(memory_format=torch.channels_last)
+    m = QuantizedExcitation(c, x).eval()
+
+    class Beside(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = m.rounded(F.relu(F.conv2d(qdq(x, 0.02, 3), m.before.dequantize())), 0)
+            s = F.relu(F.conv2d(m.rounded(m.mean(y), 1), m.squeeze.dequantize(), m.biases[0]))
+            s = F.conv2d(m.rounded(s, 2), m.excite.dequantize(), m.biases[1])
+            return m.rounded(y * torch.sigmoid(s), 3), y + 1
+
+    module = Beside().eval()
+    with torch.no_grad():
+        script = to_script(module, (x,))
+        for _ in range(3):
+            for result, expected in zip(script(x), module(x), strict=True):
+                torch.testing.assert_close(result, expected, rtol=0, atol=1.01 * m.steps[3])
+
+
+@pytest.mark.parametrize("function", [F.silu, F.gelu, torch.sigmoid, F.hardswish])
+@pytest.mark.parametrize("largest", [0.5, 6, 100])
+def test_functions_are_exact_to_a_step(function: Any, largest: float) -> None:
+    """Where 8 bit are made of them, the kernels for VNNI compute pieces of cubics: over ranges much
+    wider and much narrower than where the function bends, few numbers fall to the other side.
+    """
+    w = torch._make_per_tensor_quantized_tensor(
+        torch.eye(64, dtype=torch.int8) * 64, largest / 127 / 64 / 0.02, 0
+    )
+    values = torch.linspace(-127, 128, 256).repeat(64)[: 64 * 200] * 0.02
+    bias = torch.linspace(-1, 1, 64) * largest / 127
+    low, high = torch.aminmax(function(torch.linspace(-largest, largest, 1001)))
+    step = float(high - low) / 250
+    zero = min(255, max(0, round(-float(low) / step)))
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.linear(qdq(x, 0.02, 127), w.dequantize(), bias)
+            return qdq(function(y), step, zero)
+
+    run(Module(), (values.reshape(200, 64),), step=step, apart=0.01)
+
+
+class Norms(nn.Module):
+    """Batch norms that stay: of one value or of what is concatenated, in float or in 8 bit."""
+
+    def __init__(self, parts: tuple[int, ...], narrow: bool, relu: bool) -> None:
+        super().__init__()
+        self.narrow, self.relu = narrow, relu
+        self.weights = [weight(n, 8, 1, 1) for n in parts]
+        self.norm = nn.BatchNorm2d(sum(parts))
+        self.last = weight(8, sum(parts), 1, 1)
+        for tensor in (self.norm.weight, self.norm.bias, self.norm.running_mean):
+            nn.init.uniform_(tensor, -1, 1)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = qdq(x, 0.02, 3)
+        parts = [F.conv2d(x, w.dequantize()).tanh() for w in self.weights]
+        if self.narrow:
+            parts = [qdq(y, 0.01 * (i + 1), 120 - i) for i, y in enumerate(parts)]
+        y = self.norm(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
+        y = qdq(F.relu(y) if self.relu else y, 0.06, 0 if self.relu else 128)
+        return qdq(F.conv2d(y, self.last.dequantize()), 0.5, 128)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("narrow", [True, False], ids=["8bit", "float"])
+@pytest.mark.parametrize("parts", [(32,), (16, 5), (64, 32, 32)], ids=str)
+def test_norm_that_is_rounded(parts: tuple[int, ...], narrow: bool, relu: bool) -> None:
+    """Concatenation, batch norm, ReLU and rounding are one group and one kernel."""
+    module = Norms(parts, narrow, relu).eval()
+    x = (torch.rand(2, 8, 15, 13) * 4).to(memory_format=torch.channels_last)
+    # A norm's number that lies between two steps moves a sum by its weight.
+    found = run(module, (x,), step=1.5, groups=None)
+    rounded = [g for g in found.groups if g["aten::batch_norm"]]
+    assert len(rounded) == 1 and rounded[0]["aten::quantize_per_tensor"], str(found)
+    assert rounded[0]["aten::dequantize"] == (len(parts) if narrow else 0), str(found)
+    with torch.no_grad():
+        assert ("llga_affine" in kernels(to_script(module, (x,)), x)) == has_own_kernels()
+
+
+class Shuffled(nn.Module):
+    """ShuffleNetV2's unit: chunks, a convolution of one, concatenation and shuffle."""
+
+    def __init__(self, groups: int, scales: tuple[float, float]) -> None:
+        super().__init__()
+        self.groups, self.scales = groups, scales
+        self.a, self.b = weight(32, 8, 1, 1), weight(16, 16, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = qdq(F.relu(F.conv2d(qdq(x, 0.02, 3), self.a.dequantize())), 0.05, 0)
+        for _ in range(2):
+            a, b = x.chunk(2, 1)
+            b = qdq(F.relu(F.conv2d(b, self.b.dequantize())), self.scales[0], 0)
+            y = qdq(torch.cat([a, b], 1), self.scales[1], 0)
+            n, c, h, w = y.shape
+            x = y.view(n, self.groups, c // self.groups, h, w)
+            x = x.transpose(1, 2).contiguous().view(n, c, h, w)
+        a, b = x.chunk(2, 1)
+        b = F.conv2d(b, self.b.dequantize())
+        return qdq(F.conv2d(a, self.b.dequantize()) + qdq(b, 0.1, 128), 0.1, 128)
+
+
+@pytest.mark.parametrize("scales", [(0.05, 0.05), (0.05, 0.06)], ids=["alike", "rescaled"])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_channel_shuffle(groups: int, scales: tuple[float, float]) -> None:
+    """Of values with one scale, one kernel moves bytes; others are rounded first."""
+    module = Shuffled(groups, scales).eval()
+    x = (torch.rand(2, 8, 10, 9) * 4).to(memory_format=torch.channels_last)
+    run(module, (x,), step=0.5, groups=None, fallbacks=scales[0] != scales[1])
+    with torch.no_grad():
+        found = kernels(to_script(module, (x,)), x)
+    assert ("llga_shuffle" in found) == (has_own_kernels() and scales[0] == scales[1]), found
+
+
+@pytest.mark.parametrize("size", [(1, 64, 7, 7), (3, 13, 9, 5)], ids=str)
+def test_mean_over_pixels(size: tuple[int, ...]) -> None:
+    w = weight(size[1], 8, 1, 1)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = qdq(F.relu(F.conv2d(qdq(x, 0.02, 3), w.dequantize())), 0.05, 9)
+            return qdq(F.adaptive_avg_pool2d(y, 1), 0.03, 2)
+
+    x = (torch.rand(size[0], 8, *size[2:]) * 4).to(memory_format=torch.channels_last)
+    run(Module(), (x,), step=0.03, groups=2)
+    with torch.no_grad():
+        found = kernels(to_script(Module(), (x,)), x)
+    assert ("llga_reduction" in found) == has_own_kernels(), found

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 __all__ = [
     "CONCATENATIONS",
+    "IDENTITIES",
     "TUPLES",
     "Kind",
     "describe",
@@ -54,7 +55,7 @@ _NAMES = {
     ),
     Kind.SAME_RANGE: (
         "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-        "adaptive_avg_pool2d adaptive_avg_pool3d cat concat view reshape flatten unflatten squeeze "
+        "adaptive_avg_pool2d adaptive_avg_pool3d mean cat concat view reshape flatten unflatten squeeze "
         "unsqueeze permute transpose t swapaxes movedim expand contiguous clone detach chunk split "
         "getitem slice select pixel_shuffle channel_shuffle dropout dropout2d identity "
         "stochastic_depth"
@@ -66,6 +67,8 @@ _BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split
 # Results of these are tuples: their elements are quantized instead.
 TUPLES = frozenset({"chunk", "split"})
 CONCATENATIONS = frozenset({"cat", "concat"})
+# In eval mode.
+IDENTITIES = frozenset({"dropout", "dropout2d", "identity", "stochastic_depth"})
 
 # Modules whose name is not the function's.
 _MODULES: dict[type[nn.Module], str] = {

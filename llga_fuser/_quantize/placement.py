@@ -28,7 +28,7 @@ from torch.ao.quantization import FixedQParamsObserver, HistogramObserver, Obser
 from torch.fx import GraphModule, Node
 
 from llga_fuser._quantize.config import QuantizationConfig
-from llga_fuser._quantize.ops import CONCATENATIONS, TUPLES, Kind, describe, kind_of
+from llga_fuser._quantize.ops import CONCATENATIONS, IDENTITIES, TUPLES, Kind, describe, kind_of
 
 __all__ = ["Observe", "Places", "find_places", "insert_observers", "replace_observers"]
 
@@ -91,7 +91,7 @@ def find_places(
         return node
 
     def fused_operand(node: Node) -> Node | None:
-        return _fused_operand(node, kinds, order, is_quantized)
+        return _fused_operand(node, kinds, names, order, is_quantized)
 
     def demand(value: object, reader: Node) -> None:
         if isinstance(value, Node) and value.op != "get_attr":
@@ -169,6 +169,7 @@ def _is_plain_sum(node: Node) -> bool:
 def _fused_operand(
     node: Node,
     kinds: Mapping[Node, Kind],
+    names: Mapping[Node, str],
     order: Mapping[Node, int],
     is_quantized: Callable[[Node], bool],
 ) -> Node | None:
@@ -178,7 +179,9 @@ def _fused_operand(
     operands = [a for a in node.args if isinstance(a, Node)]
     for operand in sorted(operands, key=lambda n: -order[n]):
         value = operand
-        while len(value.users) == 1 and kinds[value] is Kind.ELEMENTWISE:
+        while len(value.users) == 1 and (
+            kinds[value] is Kind.ELEMENTWISE or names[value] in IDENTITIES
+        ):
             inputs = value.all_input_nodes
             if len(inputs) != 1:
                 break

@@ -107,6 +107,43 @@ void setDequantizeParams(Node* node, const QuantParams& params) {
   node->i_(axisAttr(), params.axis);
 }
 
+namespace {
+
+// The node, or the only one of its group; or null.
+const Node* dequantizeIn(const Node* node) {
+  if (isFusionGroup(node)) {
+    const auto inside = computations(*node->g(torch::jit::attr::Subgraph));
+    if (inside.size() != 1 || node->inputs().size() != 1) {
+      return nullptr;
+    }
+    node = inside[0];
+  }
+  return dequantizeParams(node) ? node : nullptr;
+}
+
+}  // namespace
+
+const Value* dequantizedFrom(const Value* value) {
+  return dequantizeIn(value->node()) != nullptr ? value->node()->input(0) : nullptr;
+}
+
+Node* ownDequantize(Node* reader, size_t input) {
+  auto* node = reader->input(input)->node();
+  const auto* dequantize = dequantizeIn(node);
+  if (dequantize == nullptr || node->owningBlock() != reader->owningBlock()) {
+    return nullptr;
+  }
+  if (dequantize == node && node->output()->uses().size() == 1) {
+    return node;
+  }
+  auto* copy = reader->owningGraph()->createClone(const_cast<Node*>(dequantize),
+                                                  [node](Value*) { return node->input(0); });
+  copy->output()->copyMetadata(node->output());
+  copy->insertBefore(reader);
+  reader->replaceInput(input, copy->output());
+  return copy;
+}
+
 std::optional<QuantParams> paramsOf(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_quantized() || !tensor.is_cpu() ||
       !isEightBit(tensor.scalar_type())) {

@@ -36,6 +36,13 @@ bool isDequantize(const Node* node);
 std::optional<QuantParams> dequantizeParams(const Node* node);
 void setDequantizeParams(Node* node, const QuantParams& params);
 
+// What `value` is dequantized from, by a node with known parameters or a group that is one; or
+// null.
+const Value* dequantizedFrom(const Value* value);
+// Of such an input of `reader`, in its block: the node, for it alone. Where others read it too, or
+// it is in a group, a copy in front of the reader. Null for other inputs.
+Node* ownDequantize(Node* reader, size_t input);
+
 // nullopt unless `tensor` is quantized to 8 bit.
 std::optional<QuantParams> paramsOf(const at::Tensor& tensor);
 

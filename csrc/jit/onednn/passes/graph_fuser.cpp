@@ -346,8 +346,10 @@ Node* mergeIntoNode(const std::vector<Node*>& nodes, Symbol kind, AliasDb& alias
       return nullptr;
     }
   }
-  auto* group = torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(nodes.back(),
-                                                                                    kind, aliases);
+  auto* group = nodes.back()->kind() == kind
+                    ? nodes.back()
+                    : torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(
+                          nodes.back(), kind, aliases);
   for (size_t i = nodes.size() - 1; i-- > 0;) {
     torch::jit::SubgraphUtils::mergeNodeIntoSubgraphAndUpdateAliasing(nodes[i], group, aliases);
   }

@@ -5,16 +5,27 @@
 // ->
 //   %3 = llga::FusionGroup[Subgraph=<cat, batch_norm, relu>](%a, %b)
 //
-// oneDNN has no partition of both; a plan for the group may do without the copy in between
+// And a batch norm with the rounding behind it, and what dequantizes its data:
+//
+//   %d = aten::dequantize(%q)
+//   %3 = llga::FusionGroup[Subgraph=<cat, batch_norm, relu>](%d, ...)
+//   %4 = aten::quantize_per_tensor(%3, ...)
+// ->
+//   %4 = llga::FusionGroup[Subgraph=<dequantize, cat, batch_norm, relu, quantize>](%q, ...)
+//
+// oneDNN has no partition of all that; a plan for the group may do without the copy in between
 // (runtime/concat_affine.h). DenseNet has one before each of its layers.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 namespace {
@@ -62,11 +73,81 @@ void joinIn(Block* block, AliasDb& aliases) {
   }
 }
 
+// A group of a batch norm, maybe of what is concatenated, and ReLU.
+bool isNorm(const Node* node) {
+  if (!isFusionGroup(node) || node->outputs().size() != 1) {
+    return false;
+  }
+  auto operators = computations(*node->g(torch::jit::attr::Subgraph));
+  if (!operators.empty() && operators[0]->kind() == aten::cat) {
+    operators.erase(operators.begin());
+  }
+  return !operators.empty() && operators[0]->kind() == aten::batch_norm &&
+         (operators.size() == 1 || (operators.size() == 2 && operators[1]->kind() == aten::relu));
+}
+
+// The node, or group of one, that alone reads the group's result, and rounds it to 8 bit; or null.
+Node* roundingOf(const Node* group) {
+  const auto& uses = group->output()->uses();
+  if (uses.size() != 1 || uses[0].user->owningBlock() != group->owningBlock()) {
+    return nullptr;
+  }
+  const auto* node = uses[0].user;
+  if (isFusionGroup(node)) {
+    const auto inside = computations(*node->g(torch::jit::attr::Subgraph));
+    node = inside.size() == 1 ? inside[0] : node;
+  }
+  const auto params = quantizeParams(node);
+  return params && params->perTensor() ? uses[0].user : nullptr;
+}
+
+// The group, what dequantizes its data if all of that is, and the rounding: each may follow the one
+// before. Empty if there is no rounding.
+std::vector<Node*> roundedNorm(Node* group) {
+  auto* rounding = isNorm(group) ? roundingOf(group) : nullptr;
+  if (rounding == nullptr) {
+    return {};
+  }
+  const auto& inputs = group->inputs();
+  std::vector<Node*> nodes;
+  if (std::all_of(inputs.begin(), inputs.end(),
+                  [](const Value* input) { return dequantizedFrom(input) != nullptr; })) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      nodes.push_back(ownDequantize(group, i));
+    }
+  }
+  nodes.push_back(group);
+  nodes.push_back(rounding);
+  return nodes;
+}
+
 }  // namespace
 
 void joinConcat(const GraphPtr& graph) {
+  {
+    AliasDb aliases(graph);
+    joinIn(graph->block(), aliases);
+  }
+  std::vector<Node*> groups;
+  walk(graph->block(), [&](Node* node) {
+    if (isFusionGroup(node)) {
+      groups.push_back(node);
+    }
+  });
+  std::vector<std::vector<Node*>> norms;
+  for (auto* group : groups) {
+    if (auto norm = roundedNorm(group); !norm.empty()) {
+      norms.push_back(std::move(norm));
+    }
+  }
+  if (norms.empty()) {
+    return;
+  }
   AliasDb aliases(graph);
-  joinIn(graph->block(), aliases);
+  for (const auto& norm : norms) {
+    mergeIntoGroup(norm, aliases);
+  }
+  torch::jit::EliminateDeadCode(graph);
 }
 
 }  // namespace llga

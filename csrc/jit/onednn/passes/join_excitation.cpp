@@ -6,15 +6,25 @@
 // ->
 //   %4 = llga::FusionGroup[Subgraph=<adaptive_avg_pool2d, conv2d, relu, conv2d, ...>](%1)
 //
+// Of 8-bit data, the squeeze begins with dequantizing what the product reads behind another one:
+//
+//   %5 = aten::dequantize(%1)
+//   %4 = llga::FusionGroup[Subgraph=<dequantize, conv2d, sigmoid, mul, quantize>](%3, %5)
+//
+// which becomes part of the group too.
+//
 // oneDNN has no partition of it all; a plan for the group may be one step (runtime/excitation.h).
 #include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 namespace {
@@ -33,6 +43,17 @@ bool isSqueeze(const Node* node) {
          (holds(node, aten::adaptive_avg_pool2d) || holds(node, aten::mean));
 }
 
+// Which input of `group` is `data`, maybe dequantized; nothing if none is.
+std::optional<size_t> inputOf(const Node* group, const Value* data) {
+  for (size_t i = 0; i < group->inputs().size(); ++i) {
+    const auto* input = group->input(i);
+    if (input == data || dequantizedFrom(input) == data) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
 // From the squeeze to the group that multiplies with what was squeezed, each the only reader of
 // the one before; empty if `squeeze` is no such beginning.
 std::vector<Node*> excitationFrom(Node* squeeze) {
@@ -48,8 +69,7 @@ std::vector<Node*> excitationFrom(Node* squeeze) {
       return {};
     }
     chain.push_back(next);
-    const auto inputs = next->inputs();
-    if (std::find(inputs.begin(), inputs.end(), squeeze->input()) != inputs.end()) {
+    if (inputOf(next, squeeze->input())) {
       return holds(next, aten::mul) ? chain : std::vector<Node*>{};
     }
   }
@@ -59,15 +79,23 @@ std::vector<Node*> excitationFrom(Node* squeeze) {
 }  // namespace
 
 void joinExcitation(const GraphPtr& graph) {
-  AliasDb aliases(graph);
-  std::vector<Node*> squeezes;
+  std::vector<std::vector<Node*>> chains;
   walk(graph->block(), [&](Node* node) {
     if (isSqueeze(node)) {
-      squeezes.push_back(node);
+      chains.push_back(excitationFrom(node));
     }
   });
-  for (auto* squeeze : squeezes) {
-    const auto chain = excitationFrom(squeeze);
+  for (auto& chain : chains) {
+    if (chain.empty()) {
+      continue;
+    }
+    const auto input = inputOf(chain.back(), chain.front()->input());
+    if (auto* dequantize = ownDequantize(chain.back(), *input)) {
+      chain.insert(chain.end() - 1, dequantize);
+    }
+  }
+  AliasDb aliases(graph);
+  for (const auto& chain : chains) {
     for (size_t i = chain.size(); i-- > 1;) {
       if (!aliases.moveBeforeTopologicallyValid(chain[i - 1], chain.back())) {
         break;
@@ -76,6 +104,7 @@ void joinExcitation(const GraphPtr& graph) {
                                                                         aliases);
     }
   }
+  torch::jit::EliminateDeadCode(graph);
 }
 
 }  // namespace llga

@@ -22,6 +22,7 @@
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 namespace {
@@ -54,6 +55,7 @@ bool isConcat(const Node* group) {
   const auto nodes = group->g(torch::jit::attr::Subgraph)->nodes();
   return std::all_of(nodes.begin(), nodes.end(), [](const Node* node) {
     return node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
+           isDequantize(node) || isQuantize(node) ||  // of 8-bit numbers
            (node->kind() == aten::cat && isChannelDim(node, "dim"));
   });
 }

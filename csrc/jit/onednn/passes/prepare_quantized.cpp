@@ -20,7 +20,12 @@
 //      conv2d(cat(dequantize(%a), dequantize(%b)))
 //                                     ->  conv2d(dequantize(quantize(cat(dequantize(%a), ...))))
 //      quantize(max_pool2d(%x))       ->  quantize(max_pool2d(dequantize(quantize(%x))))
-// 5. Each reader gets a dequantize of its own: oneDNN takes none that is read twice. The graph
+//    A mean over the pixels of images, quantized on both sides, becomes a pooling, which it fuses
+//    too.
+// 5. Sizes are those of the 8-bit value, so that the float one has no other reader:
+//      size(%x)              ->  size(quantize(%x))
+//      size(dequantize(%q))  ->  size(%q)
+// 6. Each reader gets a dequantize of its own: oneDNN takes none that is read twice. The graph
 //    fuser joins those again that went into no group.
 //
 // All rewrites give equal numbers.
@@ -63,6 +68,27 @@ std::pair<Node*, size_t> sourcesOf(Node* picking) {
   return {picking, 1};
 }
 
+// mean(x, [2, 3], keepdim=True) of images.
+bool isMeanOverPixels(const Node* node) {
+  constexpr int64_t kRank = 4;
+  if (node->kind() != aten::mean || node->inputs().size() != 4 || !isTensor(node->output())) {
+    return false;
+  }
+  const auto type = node->input(0)->type()->cast<c10::TensorType>();
+  const auto dims = torch::jit::toIValue(node->input(1));
+  const auto dtype = torch::jit::toIValue(node->input(3));
+  if (!type || type->dim() != size_t{kRank} || !dims || !dims->isIntList() ||
+      torch::jit::toIValue(node->input(2)) != c10::IValue(true) || !dtype || !dtype->isNone()) {
+    return false;
+  }
+  auto axes = dims->toIntVector();
+  for (auto& axis : axes) {
+    axis += axis < 0 ? kRank : 0;
+  }
+  std::sort(axes.begin(), axes.end());
+  return axes == std::vector<int64_t>{2, 3};
+}
+
 bool isQuantized(Block* block) {
   return std::any_of(block->nodes().begin(), block->nodes().end(), [](Node* node) {
     return isQuantize(node) || isDequantize(node) ||
@@ -82,6 +108,7 @@ class Preparer {
     annotate(graph_->block());
     while (rewrite(graph_->block())) {
     }
+    readSizes(graph_->block());
     separate(graph_->block());
     torch::jit::EliminateDeadCode(graph_);
   }
@@ -94,7 +121,7 @@ class Preparer {
         collect(nested, aliases);
       }
       if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node) ||
-           picksNumbers(node)) &&
+           picksNumbers(node) || isMeanOverPixels(node)) &&
           !aliases.hasWriters(node) &&
           (node->kind() != aten::cat || !aliases.hasWriters(node->input(0)->node()))) {
         pure_.insert(node);
@@ -123,7 +150,7 @@ class Preparer {
         annotate(nested);
       }
       if (const auto made = quantizeParams(node)) {
-        setDtype(node->output(), made->dtype);
+        copyType(node->input(0), node->output(), made->dtype);
       } else if (isDequantize(node)) {
         const auto params = paramsOfValue(node->input(0));
         if (params && isPure(node)) {
@@ -154,7 +181,7 @@ class Preparer {
       if (!isPure(node)) {
         continue;
       }
-      if (cancel(node) || lift(node) || sink(node)) {
+      if (cancel(node) || lift(node) || sink(node) || pool(node)) {
         changed = true;
         removeUnread(node);
       } else if (picksNumbers(node) && (quantizeBehind(node) || quantizeBefore(node))) {
@@ -230,6 +257,24 @@ class Preparer {
       pure_.insert(sunk);
       output->replaceAllUsesWith(sunk->output());
     }
+    return true;
+  }
+
+  // quantize(mean(dequantize(%q), [2, 3])) -> quantize(adaptive_avg_pool2d(dequantize(%q), [1, 1]))
+  bool pool(Node* quantize) {
+    auto* mean = quantize->input(0)->node();
+    if (!quantizeParams(quantize) || !isMeanOverPixels(mean) || !isPure(mean) ||
+        !dequantizeParams(mean->input(0)->node())) {
+      return false;
+    }
+    const torch::jit::WithInsertPoint guard(mean);
+    auto* pooled = graph_->insertNode(
+        graph_->create(aten::adaptive_avg_pool2d,
+                       {mean->input(0), graph_->insertConstant(std::vector<int64_t>{1, 1})}));
+    pooled->copyMetadata(mean);
+    pooled->output()->setType(mean->output()->type());
+    mean->output()->replaceAllUsesWith(pooled->output());
+    mean->destroy();
     return true;
   }
 
@@ -346,6 +391,26 @@ class Preparer {
     to->setType((type ? type : c10::TensorType::get())
                     ->withStrides(c10::VaryingShape<c10::Stride>())
                     ->withScalarType(dtype));
+  }
+
+  void readSizes(Block* block) {
+    for (auto* node : block->nodes()) {
+      for (auto* nested : node->blocks()) {
+        readSizes(nested);
+      }
+      if ((!isQuantize(node) && !dequantizeParams(node)) || !isPure(node)) {
+        continue;
+      }
+      auto* from = isQuantize(node) ? node->input(0) : node->output();
+      auto* to = isQuantize(node) ? node->output() : node->input(0);
+      const auto uses = from->uses();
+      for (const auto& use : uses) {
+        if (use.user->kind() == aten::size && use.user->owningBlock() == block &&
+            use.user->isAfter(node)) {
+          use.user->replaceInput(use.offset, to);
+        }
+      }
+    }
   }
 
   void separate(Block* block) {

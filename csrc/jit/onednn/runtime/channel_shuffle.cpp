@@ -31,6 +31,11 @@ LLGA_FOR_ALL_ISA void alternate16(const uint16_t* __restrict__ a, const uint16_t
   alternate(a, b, count, to);
 }
 
+LLGA_FOR_ALL_ISA void alternate8(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b,
+                                 int64_t count, uint8_t* __restrict__ to) {
+  alternate(a, b, count, to);
+}
+
 #undef LLGA_FOR_ALL_ISA
 
 void alternate(const uint32_t* a, const uint32_t* b, int64_t count, uint32_t* to) {
@@ -39,6 +44,10 @@ void alternate(const uint32_t* a, const uint32_t* b, int64_t count, uint32_t* to
 
 void alternate(const uint16_t* a, const uint16_t* b, int64_t count, uint16_t* to) {
   alternate16(a, b, count, to);
+}
+
+void alternate(const uint8_t* a, const uint8_t* b, int64_t count, uint8_t* to) {
+  alternate8(a, b, count, to);
 }
 
 }  // namespace
@@ -91,8 +100,10 @@ void ChannelShuffle::run(c10::ArrayRef<const void*> parts, c10::ArrayRef<void*> 
     for (const auto chunk : c10::irange(chunks.size())) {
       if (item_ == sizeof(uint32_t)) {
         copy(parts, static_cast<uint32_t*>(chunks[chunk]), chunk, first, last);
-      } else {
+      } else if (item_ == sizeof(uint16_t)) {
         copy(parts, static_cast<uint16_t*>(chunks[chunk]), chunk, first, last);
+      } else {
+        copy(parts, static_cast<uint8_t*>(chunks[chunk]), chunk, first, last);
       }
     }
   });

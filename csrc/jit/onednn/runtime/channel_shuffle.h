@@ -16,7 +16,7 @@ namespace llga {
 class ChannelShuffle {
  public:
   // `parts` and `chunks`: channels of each, of equal sums, which `groups` divides. `item`: bytes of
-  // a number, 2 or 4. `pixels`: of all images together.
+  // a number, 1, 2 or 4. `pixels`: of all images together.
   ChannelShuffle(std::vector<int64_t> parts, std::vector<int64_t> chunks, int64_t groups,
                  int64_t pixels, int64_t item);
 

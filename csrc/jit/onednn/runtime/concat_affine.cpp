@@ -30,23 +30,27 @@ void forBlocks(int64_t pixels, int64_t width, const std::vector<int64_t>& widths
 
 }  // namespace
 
-void ConcatAffine::run(c10::ArrayRef<const void*> parts, void* result) const {
-  if (dtype == at::kFloat) {
-    runAs<float>(parts, static_cast<float*>(result));
+void ConcatAffine::run(c10::ArrayRef<const void*> parts, void* to) const {
+  const auto& loops = vector_loops::kernels();
+  if (dtype == at::kByte) {
+    runAs<uint8_t>(parts, static_cast<uint8_t*>(to), loops.affineRowsOfBytes);
+  } else if (result == at::kByte) {
+    runAs<float>(parts, static_cast<uint8_t*>(to), loops.affineRowsToBytes);
+  } else if (dtype == at::kFloat) {
+    runAs<float>(parts, static_cast<float*>(to), loops.wide.affineRows);
   } else {
-    runAs<Bfloat16>(parts, static_cast<Bfloat16*>(result));
+    runAs<Bfloat16>(parts, static_cast<Bfloat16*>(to), loops.narrow.affineRows);
   }
 }
 
-template <typename T>
-void ConcatAffine::runAs(c10::ArrayRef<const void*> parts, T* result) const {
+template <typename From, typename To, typename AffineRows>
+void ConcatAffine::runAs(c10::ArrayRef<const void*> parts, To* to, AffineRows affineRows) const {
   const auto width = static_cast<int64_t>(scale.size());
-  const auto affineRows = vector_loops::functions<T>().affineRows;
   forBlocks(
       pixels, width, channels, [&](int64_t pixel, int64_t rows, size_t part, int64_t channel) {
         affineRows(
-            static_cast<const T*>(parts[part]) + pixel * channels[part],
-            result + pixel * width + channel,
+            static_cast<const From*>(parts[part]) + pixel * channels[part],
+            to + pixel * width + channel,
             {rows, channels[part], width, scale.data() + channel, shift.data() + channel, least});
       });
 }

@@ -1,4 +1,4 @@
-// Concatenation, alone or with batch norm and ReLU in one pass over memory.
+// Concatenation, alone or with batch norm, ReLU and rounding to 8 bit in one pass over memory.
 //
 //   result[p][c] = max(parts[p][c] * scale[c] + shift[c], least)        p: pixels, c: channels
 //
@@ -19,20 +19,21 @@ namespace llga {
 
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does.
 struct ConcatAffine {
-  at::ScalarType dtype;           // of parts and result: float32 or bfloat16; computed in float32
+  at::ScalarType dtype;           // of parts: float32, bfloat16 or 8-bit numbers (kByte)
+  at::ScalarType result;          // the same, or 8-bit numbers; computed in float32
   int64_t pixels;                 // of all images together
   std::vector<int64_t> channels;  // by part
   std::vector<float> scale;       // by channel of the result
   std::vector<float> shift;
-  float least;  // 0 with ReLU, minus infinity without
+  float least;  // of the result: minus infinity without ReLU
 
   // Dense channels-last memory each; `result` overlaps no part.
   // Needs AVX2 and FMA.
-  void run(c10::ArrayRef<const void*> parts, void* result) const;
+  void run(c10::ArrayRef<const void*> parts, void* to) const;
 
  private:
-  template <typename T>
-  void runAs(c10::ArrayRef<const void*> parts, T* result) const;
+  template <typename From, typename To, typename AffineRows>
+  void runAs(c10::ArrayRef<const void*> parts, To* to, AffineRows affineRows) const;
 };
 
 // Likewise.

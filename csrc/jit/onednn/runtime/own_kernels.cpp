@@ -1,4 +1,5 @@
 #include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/quantization.h"
 
 #include <c10/util/accumulate.h>
 
@@ -276,20 +277,6 @@ class Chain {
   std::vector<OpSpec>::const_iterator end_;
 };
 
-// The mean over all pixels of an image.
-bool isGlobalMean(const OpSpec& op) {
-  const auto& data = op.inputs()[0];
-  if (!data.sizes || data.sizes->size() != 4) {
-    return false;
-  }
-  if (op.kind() == OpKind::AvgPool) {
-    return op.get_attr<Shape>(Attr::kernel) == Shape(data.sizes->begin() + 2, data.sizes->end()) &&
-           op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0} &&
-           op.get_attr<Shape>(Attr::pads_end) == Shape{0, 0};
-  }
-  return op.kind() == OpKind::ReduceMean && op.get_attr<Shape>(Attr::axes) == Shape{2, 3};
-}
-
 // A convolution of one pixel.
 bool isPixelConvolution(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
   const Shape one{1, 1};
@@ -340,6 +327,19 @@ bool paysGemm(int64_t rows, int64_t inputs, int64_t outputs, bool image) {
 }
 
 }  // namespace
+
+bool isGlobalMean(const OpSpec& op) {
+  const auto& data = op.inputs()[0];
+  if (!data.sizes || data.sizes->size() != 4) {
+    return false;
+  }
+  if (op.kind() == OpKind::AvgPool) {
+    return op.get_attr<Shape>(Attr::kernel) == Shape(data.sizes->begin() + 2, data.sizes->end()) &&
+           op.get_attr<Shape>(Attr::pads_begin) == Shape{0, 0} &&
+           op.get_attr<Shape>(Attr::pads_end) == Shape{0, 0};
+  }
+  return op.kind() == OpKind::ReduceMean && op.get_attr<Shape>(Attr::axes) == Shape{2, 3};
+}
 
 bool isSet(const OpSpec& op, Attr flag) {
   const auto& attributes = op.attributes();
@@ -849,7 +849,7 @@ std::optional<Shuffle> findShuffle(const Graph& subgraph, const Facts& facts) {
       concat = node;
       chain.push_back(node);
     } else if (node->kind() != prim::Constant && node->kind() != prim::ListConstruct &&
-               !isShapeArithmetic(node)) {
+               !isShapeArithmetic(node) && !(concat == nullptr && isDequantize(node))) {
       if (chain.empty() || chain.back()->outputs().size() != 1 ||
           node->input(0) != chain.back()->output()) {
         return std::nullopt;
@@ -866,6 +866,8 @@ std::optional<Shuffle> findShuffle(const Graph& subgraph, const Facts& facts) {
   auto isOne = [&](const Value* value) { return facts.constant(value) == c10::IValue(1); };
   auto sizes = [&](const Value* value) { return facts.tensor(value).sizes.value_or(Shape{}); };
 
+  const bool rounds = next < chain.size() && isQuantize(chain[next]);
+  const auto* rounding = rounds ? chain[next++] : nullptr;
   const auto* split = take({aten::view, aten::reshape});
   const auto* swap = take({aten::transpose});
   if (split == nullptr || swap == nullptr || !isOne(concat->input(1)) || !isOne(swap->input(1)) ||
@@ -887,16 +889,24 @@ std::optional<Shuffle> findShuffle(const Graph& subgraph, const Facts& facts) {
   } else if (const auto* known = take({prim::ConstantChunk})) {
     last = known->i(torch::jit::attr::dim) == 1 ? known : nullptr;
   }
-  const auto dtype = facts.tensor(concat->output()).dtype;
-  if (last == nullptr || next != chain.size() || (dtype != at::kFloat && dtype != at::kBFloat16)) {
+  const auto params = rounds ? quantizeParams(rounding) : std::nullopt;
+  const auto dtype = params ? params->dtype : facts.tensor(concat->output()).dtype;
+  const bool known = dtype == at::kFloat || dtype == at::kBFloat16 || params;
+  if (last == nullptr || next != chain.size() || !known || rounds != params.has_value()) {
     return std::nullopt;
   }
   Shuffle found{{},
                 {last->outputs().begin(), last->outputs().end()},
                 grouped[1],
                 whole[0] * whole[2] * whole[3],
-                static_cast<int64_t>(c10::elementSize(*dtype))};
+                *dtype};
   for (const auto* part : concat->input(0)->node()->inputs()) {
+    if (params) {  // of equal parameters: only moved
+      if (dequantizeParams(part->node()) != params) {
+        return std::nullopt;
+      }
+      part = part->node()->input(0);
+    }
     if (part->node()->kind() != prim::Param || facts.tensor(part).dtype != dtype ||
         sizes(part).size() != 4) {
       return std::nullopt;

@@ -29,6 +29,9 @@ using Ops = std::vector<const OpSpec*>;
 // A flag that may not have been set at all.
 bool isSet(const OpSpec& op, Attr flag);
 
+// The mean over all pixels of an image.
+bool isGlobalMean(const OpSpec& op);
+
 // False if the environment holds LLGA_FUSER_OWN_KERNELS=off: all is left to oneDNN.
 bool ownKernels();
 
@@ -174,7 +177,7 @@ struct Shuffle {
   std::vector<const Value*> chunks;
   int64_t groups;
   int64_t pixels;  // of all images together
-  int64_t item;    // bytes of a number
+  at::ScalarType dtype;
 };
 
 // A whole group that concatenates channels, shuffles them and maybe cuts the result into chunks, as

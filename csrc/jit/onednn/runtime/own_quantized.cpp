@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/own_quantized.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ceil_div.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -13,6 +14,13 @@ namespace {
 using quantized::Function;
 
 constexpr double kLargest = std::numeric_limits<uint8_t>::max();
+
+bool isPerTensor(const OpSpec& op) { return op.get_attr<std::string>(Attr::qtype) == "per_tensor"; }
+
+Scale scaleOf(const OpSpec& op) {
+  return {op.get_attr<std::vector<float>>(Attr::scales).front(),
+          op.get_attr<std::vector<int64_t>>(Attr::zps).front()};
+}
 
 // Finds products of 8-bit data, each from its op on.
 class Reader {
@@ -54,7 +62,6 @@ class Reader {
     return found.result.sizes ? std::optional(std::move(found)) : std::nullopt;
   }
 
- private:
   // The op that alone reads a value; or null.
   const OpSpec* soleReader(const Operand& value) const {
     const auto readers = readers_.find(value.id);
@@ -70,22 +77,84 @@ class Reader {
     return is ? producer->second : nullptr;
   }
 
-  static bool isPerTensor(const OpSpec& op) {
-    return op.get_attr<std::string>(Attr::qtype) == "per_tensor";
-  }
-
   // Of a value that is computed, by one scale.
   bool isUnsigned(const OpSpec& conversion) const {
     const bool reads = conversion.kind() == OpKind::Dequantize;
     const auto& value = reads ? conversion.inputs()[0] : conversion.outputs()[0];
-    if (value.dtype != at::kQUInt8 || !value.sizes || !isPerTensor(conversion)) {
-      return false;
-    }
-    const auto zero_point = scaleOf(conversion).zero_point;
-    return zero_point >= 0 && static_cast<double>(zero_point) <= kLargest &&
-           !graph_.operands.at(value.id).constant;
+    return value.sizes && unsignedScale(conversion) && !graph_.operands.at(value.id).constant;
   }
 
+  // A mean over pixels, dequantized before and quantized behind.
+  std::optional<FoundQuantizedMean> readMean(const OpSpec& op) const {
+    const auto* data = dequantize(op.inputs()[0]);
+    const auto* result = soleReader(op.outputs()[0]);
+    if (data == nullptr || !isUnsigned(*data) || result == nullptr ||
+        result->kind() != OpKind::Quantize || !isUnsigned(*result)) {
+      return std::nullopt;
+    }
+    FoundQuantizedMean found{{Reduction::Type::uint8, Reduction::Kind::mean, 1, 1, 1},
+                             data->inputs()[0],
+                             result->outputs()[0]};
+    const auto& sizes = *found.data.sizes;
+    const auto from = scaleOf(*data);
+    const auto to = scaleOf(*result);
+    auto& kernel = found.kernel;
+    kernel.images = sizes[0];
+    kernel.rows = sizes[2] * sizes[3];
+    kernel.columns = sizes[1];
+    kernel.scale = static_cast<float>(from.scale / to.scale);
+    kernel.shift = static_cast<float>(static_cast<double>(to.zero_point) -
+                                      from.scale / to.scale * static_cast<double>(from.zero_point));
+    return found;
+  }
+
+  // The product that alone reads a value of 8 bit.
+  std::optional<FoundQuantized> readBehind(const Operand& value) const {
+    const auto* dequantize = soleReader(value);
+    const auto* product = dequantize != nullptr && dequantize->kind() == OpKind::Dequantize
+                              ? soleReader(dequantize->outputs()[0])
+                              : nullptr;
+    const bool is = product != nullptr && product->kind() == OpKind::Convolution &&
+                    product->inputs()[0].id == dequantize->outputs()[0].id;
+    return is ? read(*product) : std::nullopt;
+  }
+
+  // What a squeeze and excitation does behind its second convolution: how many ops that are; 0 if
+  // it is something else.
+  size_t readGate(FoundQuantizedExcitation& found) const {
+    size_t ops = 3;
+    auto gate = found.excite.result;
+    const auto* product = soleReader(gate);
+    if (product != nullptr && product->kind() == OpKind::HardSigmoid) {
+      found.kernel.outer = {product->get_attr<float>(Attr::alpha),
+                            product->get_attr<float>(Attr::beta)};
+      gate = product->outputs()[0];
+      product = soleReader(gate);
+      ++ops;
+    }
+    const bool once =
+        found.kernel.outer.has_value() != (found.excite.function == Function::sigmoid);
+    if (!once || product == nullptr || product->kind() != OpKind::Multiply) {
+      return 0;
+    }
+    const auto& factors = product->inputs();
+    const auto* data = dequantize(factors[factors[0].id == gate.id ? 1 : 0]);
+    const auto* result = soleReader(product->outputs()[0]);
+    if (data == nullptr || data->inputs()[0].id != found.data.id || !isUnsigned(*data) ||
+        result == nullptr || result->kind() != OpKind::Quantize || !isUnsigned(*result) ||
+        product->outputs()[0].sizes != found.data.sizes) {
+      return 0;
+    }
+    const auto from = scaleOf(*data);
+    const auto to = scaleOf(*result);
+    found.result = result->outputs()[0];
+    found.kernel.scale = static_cast<float>(from.scale / to.scale);
+    found.kernel.data_zero_point = static_cast<float>(from.zero_point);
+    found.kernel.result_zero_point = static_cast<float>(to.zero_point);
+    return ops;
+  }
+
+ private:
   // A constant, symmetric, with a scale for each output or one for all.
   bool isWeight(const OpSpec& dequantize, int64_t axis) const {
     const auto& value = dequantize.inputs()[0];
@@ -98,11 +167,6 @@ class Reader {
   bool isBias(const Operand& value) const {
     return value.dtype == at::kFloat && value.sizes && value.sizes->size() == 1 &&
            graph_.operands.at(value.id).constant;
-  }
-
-  static Scale scaleOf(const OpSpec& op) {
-    return {op.get_attr<std::vector<float>>(Attr::scales).front(),
-            op.get_attr<std::vector<int64_t>>(Attr::zps).front()};
   }
 
   // Of another value like the result: in 8 bit, or float32 that nothing here computes.
@@ -191,6 +255,14 @@ class Reader {
   std::unordered_map<size_t, Ops> readers_;
 };
 
+Ops opsOf(const LoweredGraph& graph) {
+  Ops ops;
+  for (const auto& op : graph.ops) {
+    ops.push_back(&op);
+  }
+  return ops;
+}
+
 bool isOfImages(const FoundQuantized& found) {
   constexpr size_t kRank = 4;
   return found.op->kind() == OpKind::Convolution && found.data.sizes->size() == kRank &&
@@ -248,7 +320,89 @@ QuantizedBlock kernelOf(const FoundQuantizedBlock& found) {
   return kernel;
 }
 
+// A function of real numbers x = (u - kMiddle) * pieceOf(function) as pieces, to those of a result.
+constexpr double kMiddle = quantized::Curve::kPieces / 2.0;
+
+// How much of x a piece is: with the ends, where the function is 0 or x or 1 (but for less than a
+// thousandth), it is off by 2e-4 at most.
+double pieceOf(Function function) {
+  const auto end = function == Function::hardswish ? 4.0 : function == Function::gelu ? 5.5 : 12.0;
+  return end / kMiddle;
+}
+
+double valueOf(Function function, double x) {
+  switch (function) {
+    case Function::hardswish:
+      return x * std::clamp(x + 3, 0.0, 6.0) / 6;
+    case Function::silu:
+      return x / (1 + std::exp(-x));
+    case Function::gelu:
+      return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    case Function::sigmoid:
+      return 1 / (1 + std::exp(-x));
+    default:
+      return x;
+  }
+}
+
+at::Tensor curveOf(Function function, const Scale& result) {
+  using quantized::Curve;
+  constexpr auto kTerms = Curve::kTerms;
+  auto terms = at::empty({kTerms, Curve::kPieces}, at::kFloat);
+  auto* to = terms.mutable_data_ptr<float>();
+  const auto last = Curve::kPieces - 1;
+  for (int64_t i = 0; i <= last; ++i) {
+    // Through Chebyshev's points: divided differences, then powers of u.
+    std::array<double, kTerms> u{};
+    std::array<double, kTerms> y{};
+    for (int64_t k = 0; k < kTerms; ++k) {
+      u[k] = static_cast<double>(i) + 0.5 - 0.5 * std::cos((2 * k + 1) * M_PI / (2 * kTerms));
+      const auto x = (u[k] - kMiddle) * pieceOf(function);
+      const auto end = function == Function::sigmoid ? 1.0 : x;
+      const auto value = i == 0 ? 0.0 : i == last ? end : valueOf(function, x);
+      y[k] = value / result.scale + static_cast<double>(result.zero_point);
+    }
+    for (int64_t level = 1; level < kTerms; ++level) {
+      for (auto k = kTerms - 1; k >= level; --k) {
+        y[k] = (y[k] - y[k - 1]) / (u[k] - u[k - level]);
+      }
+    }
+    std::array<double, kTerms> powers{};
+    for (auto k = kTerms - 1; k >= 0; --k) {  // times (v - u[k]), plus y[k]
+      for (auto p = kTerms - 1; p > 0; --p) {
+        powers[p] = powers[p - 1] - powers[p] * u[k];
+      }
+      powers[0] = y[k] - powers[0] * u[k];
+    }
+    for (int64_t p = 0; p < kTerms; ++p) {
+      to[p * Curve::kPieces + i] = static_cast<float>(powers[p]);
+    }
+  }
+  return terms;
+}
+
+// Of a pointwise convolution of one pixel.
+QuantizedLinear pixelKernel(const FoundQuantized& found) {
+  QuantizedLinear kernel;
+  kernel.rows = 1;
+  kernel.inputs = at::round_up((*found.weight.sizes)[1], quantized::kTogether);
+  kernel.outputs = (*found.weight.sizes)[0];
+  kernel.to_float = !found.result_scale;
+  return kernel;
+}
+
 }  // namespace
+
+std::optional<Scale> unsignedScale(const OpSpec& conversion) {
+  const bool reads = conversion.kind() == OpKind::Dequantize;
+  const auto& value = reads ? conversion.inputs()[0] : conversion.outputs()[0];
+  if (value.dtype != at::kQUInt8 || !isPerTensor(conversion)) {
+    return std::nullopt;
+  }
+  const auto scale = scaleOf(conversion);
+  const bool fits = scale.zero_point >= 0 && static_cast<double>(scale.zero_point) <= kLargest;
+  return fits ? std::optional(scale) : std::nullopt;
+}
 
 at::Tensor FoundQuantized::byOutputs(const at::Tensor& weight) const {
   return (outputs_last ? weight.t() : weight).contiguous();
@@ -290,10 +444,7 @@ std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
   if (!ownsQuantizedProducts()) {
     return std::nullopt;
   }
-  Ops ops;
-  for (const auto& op : graph.ops) {
-    ops.push_back(&op);
-  }
+  const auto ops = opsOf(graph);
   const Reader reader(ops, graph);
   std::vector<FoundQuantized> convolutions;
   size_t taken = 0;
@@ -328,6 +479,47 @@ std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
   return found.kernel.isSupported() ? std::optional(std::move(found)) : std::nullopt;
 }
 
+std::optional<FoundQuantizedMean> quantizedMean(const LoweredGraph& graph) {
+  constexpr size_t kOps = 3;
+  const auto ops = opsOf(graph);
+  const Reader reader(ops, graph);
+  return ownKernelsAnywhere() && ops.size() == kOps && isGlobalMean(*ops[1])
+             ? reader.readMean(*ops[1])
+             : std::nullopt;
+}
+
+std::optional<FoundQuantizedExcitation> quantizedExcitation(const LoweredGraph& graph) {
+  if (!ownsQuantizedProducts()) {
+    return std::nullopt;
+  }
+  const auto ops = opsOf(graph);
+  const Reader reader(ops, graph);
+  const auto found =
+      std::find_if(ops.begin(), ops.end(), [](const OpSpec* op) { return isGlobalMean(*op); });
+  const auto mean = found != ops.end() ? reader.readMean(**found) : std::nullopt;
+  auto squeeze = mean ? reader.readBehind(mean->result) : std::nullopt;
+  if (!squeeze || !isPointwise(*squeeze) || !isWhole(*squeeze) || !squeeze->result_scale ||
+      squeeze->addend) {
+    return std::nullopt;
+  }
+  auto excite = reader.readBehind(squeeze->result);
+  if (!excite || !isPointwise(*excite) || !isWhole(*excite) || excite->result_scale ||
+      excite->addend) {
+    return std::nullopt;
+  }
+  FoundQuantizedExcitation whole{{}, mean->data, {}, std::move(*squeeze), std::move(*excite)};
+  const auto taken = reader.readGate(whole);
+  constexpr size_t kMean = 3;
+  if (taken == 0 || kMean + whole.squeeze.ops + whole.excite.ops + taken != ops.size()) {
+    return std::nullopt;
+  }
+  auto& kernel = whole.kernel;
+  kernel.mean = mean->kernel;
+  kernel.squeeze = pixelKernel(whole.squeeze);
+  kernel.excite = pixelKernel(whole.excite);
+  return kernel.isSupported() ? std::optional(std::move(whole)) : std::nullopt;
+}
+
 const FoundQuantized& FoundQuantizedBlock::first() const {
   return parts[0] ? *parts[0] : *parts[1];
 }
@@ -339,17 +531,17 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   const auto outputs = weight.size(0);
   const auto result = found.result_scale.value_or(Scale{});
   const auto zero_point = static_cast<double>(result.zero_point);
+  const bool curved = found.function != Function::none && found.result_scale;
   // The sum and all that is added to it are of these units.
-  const bool real = found.function != Function::none || !found.result_scale;
-  const auto unit = real ? 1.0 : result.scale;
+  const auto unit = curved ? pieceOf(found.function) : found.result_scale ? result.scale : 1.0;
   auto scale =
       at::tensor(found.scales, at::kDouble).expand({outputs}) * (found.data_scale.scale / unit);
   auto shift = bias.defined() ? bias.to(at::kDouble).reshape({outputs}) / unit
                               : at::zeros({outputs}, at::kDouble);
   shift =
       shift - found.addend_scale.scale / unit * static_cast<double>(found.addend_scale.zero_point);
-  if (!real) {
-    shift = shift + zero_point;
+  if (found.result_scale) {
+    shift = shift + (curved ? kMiddle : zero_point);
   }
   scale = scale.to(at::kFloat);
   shift = shift.to(at::kFloat);
@@ -357,10 +549,9 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   auto& rescale = sums.rescale;
   rescale.addend_scale = static_cast<float>(found.addend_scale.scale / unit);
   rescale.function = found.function;
-  rescale.inverse = static_cast<float>(1 / result.scale);
-  rescale.zero_point = static_cast<float>(zero_point);
+  const auto curve = curved ? curveOf(found.function, result) : at::zeros({1});
   const bool finite = scale.isfinite().all().item<bool>() && shift.isfinite().all().item<bool>() &&
-                      std::isfinite(rescale.addend_scale) && std::isfinite(rescale.inverse);
+                      curve.isfinite().all().item<bool>() && std::isfinite(rescale.addend_scale);
   if (!finite) {
     return std::nullopt;
   }
@@ -380,6 +571,8 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   for (const auto& numbers : {start, scale, shift}) {
     sums.tensors.push_back(QuantizedSums::padded(numbers));
   }
+  sums.tensors.push_back(curve);
+  rescale.curve = curve.const_data_ptr<float>();
   rescale.start = sums.tensors[0].const_data_ptr<int32_t>();
   rescale.scale = sums.tensors[1].const_data_ptr<float>();
   rescale.shift = sums.tensors[2].const_data_ptr<float>();

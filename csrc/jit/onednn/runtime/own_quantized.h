@@ -9,6 +9,7 @@
 
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/quantized_block.h"
+#include "jit/onednn/runtime/quantized_excitation.h"
 
 namespace llga {
 
@@ -17,6 +18,10 @@ struct Scale {
   double scale = 1;
   int64_t zero_point = 0;
 };
+
+// Of an op that quantizes a value, or dequantizes it: nothing if that is not unsigned, or has
+// several scales.
+std::optional<Scale> unsignedScale(const OpSpec& conversion);
 
 // A convolution or linear layer whose data and weight are of 8 bit, and what follows it.
 struct FoundQuantized {
@@ -61,6 +66,26 @@ struct FoundQuantizedBlock {
   const FoundQuantized& last() const;
 };
 std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph);
+
+// A whole group that is a squeeze and excitation of images, which have to be channels last; nothing
+// for other groups.
+struct FoundQuantizedExcitation {
+  QuantizedExcitation kernel;
+  Operand data;
+  Operand result;
+  FoundQuantized squeeze;
+  FoundQuantized excite;
+};
+std::optional<FoundQuantizedExcitation> quantizedExcitation(const LoweredGraph& graph);
+
+// A whole group that is the mean over all pixels of images, which have to be channels last; nothing
+// for other groups.
+struct FoundQuantizedMean {
+  Reduction kernel;
+  Operand data;
+  Operand result;
+};
+std::optional<FoundQuantizedMean> quantizedMean(const LoweredGraph& graph);
 
 // What follows the sums; nothing if a number of it is not finite. `weight`: the 8-bit constant, as
 // (output, ...); `bias`: the constant, or an undefined tensor.

@@ -418,37 +418,51 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
-  // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images: one step, by a
-  // kernel of our own. False if the group or its data is anything else.
+  // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images, or of the
+  // latter with Quantize behind them and maybe Dequantize before: one step, by a kernel of our own.
+  // False if the group or its data is anything else.
   bool concatAffine() {
-    const auto& ops = draft_.lowered.ops;
-    const bool relu = ops.size() == 3 && ops[2].kind() == OpKind::ReLU;
-    if (!ownKernelsAnywhere() || ops.size() != (relu ? 3 : 2) || ops[0].kind() != OpKind::Concat ||
-        ops[1].kind() != OpKind::BatchNormInference ||
-        ops[1].inputs()[0].id != ops[0].outputs()[0].id ||
-        (relu && ops[2].inputs()[0].id != ops[1].outputs()[0].id)) {
+    const auto found = affineGroup();
+    if (!found) {
       return false;
     }
-    const auto& result = ops.back().outputs()[0];
+    const auto& result = draft_.lowered.ops.back().outputs()[0];
     const auto strides = channelsLastStrides(*result.sizes);
     if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
-        strides.empty() || ops[0].get_attr<int64_t>(Attr::axis) != 1 ||
-        (result.dtype != at::kFloat && result.dtype != at::kBFloat16)) {
+        strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
+      return false;
+    }
+    const auto integers = [](at::ScalarType type) {
+      return type == at::kQUInt8 ? at::kByte : type;
+    };
+    const auto dtype = found->parts[0].dtype;
+    ConcatAffine kernel{integers(dtype), integers(result.dtype), 1, {}, {}, {}, -HUGE_VALF};
+    if (!scaleAndShift(*found->norm, kernel)) {
       return false;
     }
     Plan::Step step;
-    ConcatAffine kernel{result.dtype, 1, {}, {}, {}, relu ? 0.F : -HUGE_VALF};
-    for (const auto& part : ops[0].inputs()) {
+    for (const auto& part : found->parts) {
       const auto input = draft_.group_inputs.find(part.id);
-      if (input == draft_.group_inputs.end() || part.dtype != result.dtype ||
+      if (input == draft_.group_inputs.end() || part.dtype != dtype ||
           draft_.request.input_strides[input->second] != channelsLastStrides(*part.sizes)) {
         return false;
       }
       kernel.channels.push_back((*part.sizes)[1]);
       step.inputs.emplace_back(Slot{Slot::Kind::input, input->second}, draft_.inputLayout(part.id));
     }
-    if (!draft_.mayHaveStrides(result.id, strides) || !scaleAndShift(ops[1], kernel)) {
-      return false;
+    if (found->relu) {
+      kernel.least = static_cast<float>(found->to ? found->to->zero_point : 0);
+    }
+    for (size_t c = 0, part = 0, end = 0; c < kernel.scale.size(); ++c) {
+      while (c == end) {
+        end += static_cast<size_t>(kernel.channels[part++]);
+      }
+      const auto from = found->from.empty() ? Scale{} : found->from[part - 1];
+      const auto to = found->to.value_or(Scale{});
+      const auto shift =
+          kernel.shift[c] - kernel.scale[c] * from.scale * static_cast<double>(from.zero_point);
+      kernel.shift[c] = static_cast<float>(shift / to.scale + static_cast<double>(to.zero_point));
+      kernel.scale[c] = static_cast<float>(kernel.scale[c] * from.scale / to.scale);
     }
     kernel.pixels = c10::multiply_integers(*result.sizes) / (*result.sizes)[1];
 
@@ -457,6 +471,68 @@ class OwnSteps {
                    "concat", "llga_affine"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
+  }
+
+  struct AffineGroup {
+    std::vector<Operand> parts;
+    std::vector<Scale> from;  // of the parts; empty if they are not of 8 bit
+    const OpSpec* norm;
+    bool relu;
+    std::optional<Scale> to;  // of the result, if it is of 8 bit
+  };
+
+  std::optional<AffineGroup> affineGroup() const {
+    const auto& ops = draft_.lowered.ops;
+    auto next = ops.begin();
+    auto take = [&](OpKind kind) {
+      return next != ops.end() && next->kind() == kind ? &*next++ : nullptr;
+    };
+    std::unordered_map<size_t, const OpSpec*> wide;  // what dequantizes a value
+    while (const auto* dequantize = take(OpKind::Dequantize)) {
+      wide.emplace(dequantize->outputs()[0].id, dequantize);
+    }
+    const auto* concat = take(OpKind::Concat);
+    const auto* norm = take(OpKind::BatchNormInference);
+    const bool relu = take(OpKind::ReLU) != nullptr;
+    const auto* quantize = take(OpKind::Quantize);
+    // Nothing of that can be left out of the chain, as each result is read.
+    const bool is = ownKernelsAnywhere() && norm != nullptr && next == ops.end() &&
+                    (concat != nullptr || quantize != nullptr) &&
+                    (concat == nullptr || (concat->get_attr<int64_t>(Attr::axis) == 1 &&
+                                           concat->outputs()[0].id == norm->inputs()[0].id)) &&
+                    (quantize != nullptr || wide.empty());
+    if (!is) {
+      return std::nullopt;
+    }
+    AffineGroup found{(concat != nullptr ? concat : norm)->inputs(), {}, norm, relu, std::nullopt};
+    if (concat == nullptr) {
+      found.parts.resize(1);
+    }
+    const auto& result = ops.back().outputs()[0];
+    if (quantize != nullptr) {
+      found.to = unsignedScale(*quantize);
+      if (!found.to) {
+        return std::nullopt;
+      }
+    } else if (result.dtype != found.parts[0].dtype) {
+      return std::nullopt;
+    }
+    if (!wide.empty()) {
+      for (auto& part : found.parts) {
+        const auto dequantize = wide.find(part.id);
+        const auto scale =
+            dequantize != wide.end() ? unsignedScale(*dequantize->second) : std::nullopt;
+        if (!scale) {
+          return std::nullopt;
+        }
+        part = dequantize->second->inputs()[0];
+        found.from.push_back(*scale);
+      }
+    } else if (found.parts[0].dtype != at::kFloat &&
+               (quantize != nullptr || found.parts[0].dtype != at::kBFloat16)) {
+      return std::nullopt;
+    }
+    return found;
   }
 
   // A batch norm, and maybe ReLU, of data in which a pixel's channels lie side by side. False for
@@ -477,9 +553,13 @@ class OwnSteps {
         data.dtype != result.dtype || (data.dtype != at::kFloat && data.dtype != at::kBFloat16)) {
       return false;
     }
-    ConcatAffine kernel{result.dtype, c10::multiply_integers(sizes) / sizes[1],
-                        {sizes[1]},   {},
-                        {},           relu ? 0.F : -HUGE_VALF};
+    ConcatAffine kernel{data.dtype,
+                        result.dtype,
+                        c10::multiply_integers(sizes) / sizes[1],
+                        {sizes[1]},
+                        {},
+                        {},
+                        relu ? 0.F : -HUGE_VALF};
     if (!scaleAndShift(*ops[0], kernel)) {
       return false;
     }
@@ -531,10 +611,9 @@ class OwnSteps {
     std::vector<int64_t> parts;
     std::vector<int64_t> chunks;
     auto layoutOf = [&](const Value* value, std::vector<int64_t>& channels) {
-      const auto facts = draft_.request.facts->tensor(value);
-      const auto& sizes = facts.sizes.value();
+      const auto sizes = draft_.request.facts->tensor(value).sizes.value();
       channels.push_back(sizes[1]);
-      return strided(value->unique(), facts.dtype.value(), sizes, channelsLastStrides(sizes));
+      return strided(value->unique(), shuffle.dtype, sizes, channelsLastStrides(sizes));
     };
     for (const auto* part : shuffle.parts) {
       const auto index = draft_.group_inputs.at(part->unique());
@@ -554,9 +633,9 @@ class OwnSteps {
       step.outputs.emplace_back(Slot{Slot::Kind::output, index}, layout);
     }
     step.kernel = {[kernel = ChannelShuffle(std::move(parts), std::move(chunks), shuffle.groups,
-                                            shuffle.pixels, shuffle.item)](auto from, auto to) {
-                     kernel.run(from, to);
-                   },
+                                            shuffle.pixels,
+                                            static_cast<int64_t>(c10::elementSize(shuffle.dtype)))](
+                       auto from, auto to) { kernel.run(from, to); },
                    "shuffle", "llga_shuffle"};
     draft_.plan->steps.push_back(std::move(step));
   }
@@ -905,8 +984,7 @@ class OwnSteps {
     const auto& data = found->first().data;
     const auto& result = found->last().result;
     const auto& addend = found->last().addend;
-    if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
-        !draft_.knownSlot(data.id) || !overChannelsLast(data, result) || !mayAdd(addend, result)) {
+    if (!isFromImages(data, result) || !mayAdd(addend, result)) {
       return false;
     }
     auto& kernel = found->kernel;
@@ -943,6 +1021,71 @@ class OwnSteps {
           kernel.run(data);
         },
         "convolution", fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // A group whose only result a step writes: `result`, of channels-last images from `data`.
+  bool isFromImages(const Operand& data, const Operand& result) const {
+    return draft_.group_outputs.size() == 1 && draft_.group_outputs.count(result.id) != 0 &&
+           draft_.knownSlot(data.id) && overChannelsLast(data, result);
+  }
+
+  // A group that is a squeeze and excitation of channels-last images in 8 bit: one step, by a
+  // kernel of our own. False if the group or its data is anything else.
+  bool quantizedExcitation() {
+    auto found = llga::quantizedExcitation(draft_.lowered);
+    if (!found || !isFromImages(found->data, found->result)) {
+      return false;
+    }
+    auto squeeze = quantizedParameters(found->squeeze);
+    auto excite = quantizedParameters(found->excite);
+    if (!squeeze || !excite) {
+      return false;
+    }
+    auto& kernel = found->kernel;
+    kernel.squeeze.sums = std::move(squeeze->first);
+    kernel.excite.sums = std::move(excite->first);
+    Plan::Step step;
+    bindData(step, found->data);
+    for (const auto& [product, parameters] :
+         {std::tie(found->squeeze, squeeze), std::tie(found->excite, excite)}) {
+      const auto& weight = parameters->second;
+      bindOrdered(step, product.weight, weight, QuantizedLinear::ordered(weight.flatten(1)));
+    }
+    addChannelsLastResult(step, found->result);
+    draft_.inplace[found->result.id] = found->data.id;
+    draft_.overwrites_what_it_reads = true;
+    step.kernel = {[kernel](auto from, auto to) {
+                     auto weight = [&](size_t i) { return static_cast<const int8_t*>(from[i]); };
+                     kernel.run({static_cast<const uint8_t*>(from[0]), weight(1), weight(2),
+                                 static_cast<uint8_t*>(to[0])});
+                   },
+                   "excitation",
+                   fmt::format("llga_excitation:{}", QuantizedLinear::kernels().name)};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // A group that is a mean over the pixels of channels-last images in 8 bit. False if the group or
+  // its data is anything else.
+  bool quantizedMean() {
+    const auto found = llga::quantizedMean(draft_.lowered);
+    if (!found || draft_.group_outputs.size() != 1 ||
+        draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
+        !isChannelsLast(draft_.inputLayout(found->data.id), found->data)) {
+      return false;
+    }
+    const auto& result = found->result;
+    const auto strides = canonicalStrides(*result.sizes, channelsLastStrides(*result.sizes));
+    if (!draft_.mayHaveStrides(result.id, strides)) {
+      return false;
+    }
+    Plan::Step step;
+    bindData(step, found->data);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    step.kernel = {[kernel = found->kernel](auto from, auto to) { kernel.run(from[0], to[0]); },
+                   "reduction", "llga_reduction"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -1020,9 +1163,7 @@ class OwnSteps {
   // own. False if the group or its data is anything else.
   bool squeezeExcitation() {
     const auto found = excitation(draft_.lowered);
-    if (!found || draft_.group_outputs.size() != 1 ||
-        draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
-        !overChannelsLast(found->data, found->result)) {
+    if (!found || !isFromImages(found->data, found->result)) {
       return false;
     }
     Plan::Step step;
@@ -1136,7 +1277,8 @@ bool addUnlowered(PlanDraft& draft) {
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.concatAffine() || steps.expansion() || steps.quantizedBlock() ||
-         steps.squeezeExcitation() || steps.wholeActivation();
+         steps.squeezeExcitation() || steps.quantizedExcitation() || steps.quantizedMean() ||
+         steps.wholeActivation();
 }
 
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {

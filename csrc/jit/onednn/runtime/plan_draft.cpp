@@ -150,7 +150,7 @@ void PlanDraft::describeOutput(size_t index) {
   spec.strides = request.any_layout[index] ? layout.get_strides() : *facts.strides;
   if (c10::isQIntType(spec.dtype)) {
     const auto* node = value->node();
-    while (movesNumbers(node)) {
+    while (!isQuantize(node) && !node->inputs().empty()) {  // moves, and chunks
       node = node->input(0)->node();
     }
     spec.quantizer = makeQuantizer(quantizeParams(node).value());

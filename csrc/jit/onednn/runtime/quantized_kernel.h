@@ -155,15 +155,40 @@ LLGA_VECTOR_INLINE __m512 scaledFrom(__m512i sum, const Rescale& r, int64_t o, c
                 count);
 }
 
+// The terms of a curve, in registers.
+struct Terms {
+  LLGA_VECTOR_INLINE explicit Terms(const float* curve) {
+#pragma GCC unroll 4
+    for (int i = 0; i < Curve::kTerms; ++i) {
+      low[i] = _mm512_loadu_ps(curve + i * Curve::kPieces);
+      high[i] = _mm512_loadu_ps(curve + i * Curve::kPieces + kWidth);
+    }
+  }
+
+  LLGA_VECTOR_INLINE __m512 at(__m512 u) const {
+    const auto inside = _mm512_min_ps(_mm512_max_ps(u, _mm512_setzero_ps()),
+                                      _mm512_set1_ps(static_cast<float>(Curve::kPieces - 1)));
+    const auto piece = _mm512_cvttps_epi32(inside);
+    auto y = _mm512_permutex2var_ps(low[Curve::kTerms - 1], piece, high[Curve::kTerms - 1]);
+#pragma GCC unroll 4
+    for (int i = Curve::kTerms - 2; i >= 0; --i) {
+      y = _mm512_fmadd_ps(y, u, _mm512_permutex2var_ps(low[i], piece, high[i]));
+    }
+    return y;
+  }
+
+  __m512 low[Curve::kTerms];
+  __m512 high[Curve::kTerms];
+};
+
 // Sums that are in memory, of one row, with a function behind them: slow anyway.
 [[gnu::noinline]] void finishSlowly(const __m512i* sums, int64_t vectors, const Rescale& r,
                                     const Target<uint8_t>& to, int64_t count) {
   const auto none = _mm512_setzero_si512();
   __m512i integers[kVectors] = {none, none, none, none};
+  const Terms terms(r.curve);
   for (int64_t v = 0; v < vectors; ++v) {
-    const auto x = applied(r.function, scaledFrom(sums[v], r, v * kWidth, to.addend, count));
-    integers[v] =
-        rounded(_mm512_fmadd_ps(x, _mm512_set1_ps(r.inverse), _mm512_set1_ps(r.zero_point)), r);
+    integers[v] = rounded(terms.at(scaledFrom(sums[v], r, v * kWidth, to.addend, count)), r);
   }
   const auto piece = packed(integers, r);
   if (to.piece) {

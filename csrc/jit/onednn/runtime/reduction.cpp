@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/vector_loops.h"
@@ -45,7 +46,11 @@ int64_t reductionParts(int64_t rows, int64_t columns) {
 
 template <typename T>
 void meanOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts, float* mean) {
-  sumOverRows(image, rows, columns, parts, vector_loops::functions<T>().sumRows, mean);
+  if constexpr (std::is_same_v<T, uint8_t>) {
+    sumOverRows(image, rows, columns, parts, vector_loops::kernels().sumRowsOfBytes, mean);
+  } else {
+    sumOverRows(image, rows, columns, parts, vector_loops::functions<T>().sumRows, mean);
+  }
   for (int64_t c = 0; c < columns; ++c) {
     mean[c] /= static_cast<float>(rows);
   }
@@ -53,13 +58,29 @@ void meanOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts, 
 
 template void meanOverRows(const float*, int64_t, int64_t, int64_t, float*);
 template void meanOverRows(const Bfloat16*, int64_t, int64_t, int64_t, float*);
+template void meanOverRows(const uint8_t*, int64_t, int64_t, int64_t, float*);
 
 void Reduction::run(const void* from, void* to) const {
   if (type == Type::float32) {
     runAs(static_cast<const float*>(from), static_cast<float*>(to));
-  } else {
+  } else if (type == Type::bfloat16) {
     runAs(static_cast<const Bfloat16*>(from), static_cast<Bfloat16*>(to));
+  } else {
+    runBytes(static_cast<const uint8_t*>(from), static_cast<uint8_t*>(to));
   }
+}
+
+void Reduction::runBytes(const uint8_t* from, uint8_t* to) const {
+  const auto grain = images >= at::get_num_threads() ? 1 : images;
+  at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
+    const auto parts = reductionParts(rows, columns);
+    const auto memory = arena()->allocate(static_cast<size_t>(parts * columns) * sizeof(float));
+    auto* mean = static_cast<float*>(memory.get());
+    for (auto image = first; image < last; ++image) {
+      meanOverRows(from + image * rows * columns, rows, columns, parts, mean);
+      vector_loops::kernels().toBytes(mean, columns, scale, shift, to + image * columns);
+    }
+  });
 }
 
 template <typename T>

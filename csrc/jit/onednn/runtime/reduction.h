@@ -1,5 +1,6 @@
 // Means, sums and 2-norms over rows of float32 or bfloat16 numbers: over the pixels of images that
-// are channels last, over the tokens of a text, over the numbers of a token.
+// are channels last, over the tokens of a text, over the numbers of a token. Means of 8-bit numbers
+// over rows of more than one.
 //
 // oneDNN's reductions bring images into planes first, which takes ten times as long as the sums, or
 // have reference kernels.
@@ -12,7 +13,7 @@ namespace llga {
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does. Needs
 // AVX2 and FMA.
 struct Reduction {
-  enum class Type { float32, bfloat16 };
+  enum class Type { float32, bfloat16, uint8 };
   enum class Kind { mean, sum, norm };  // norm: the root of the sum of squares
 
   Type type;
@@ -20,6 +21,9 @@ struct Reduction {
   int64_t images;
   int64_t rows;
   int64_t columns;
+  // From 8-bit numbers to those of the result.
+  float scale = 1;
+  float shift = 0;
 
   // (image, row, column) to (image, column). With one column the rows are numbers side by side.
   void run(const void* from, void* to) const;
@@ -27,6 +31,7 @@ struct Reduction {
  private:
   template <typename T>
   void runAs(const T* from, T* to) const;
+  void runBytes(const uint8_t* from, uint8_t* to) const;
   template <typename T>
   void runInside(const T* from, T* to) const;
   void finish(float* sums, int64_t count) const;

@@ -62,6 +62,15 @@ struct Kernels {
   void (*normalizeEachRow)(const float* from, int64_t rows, int64_t columns, float epsilon,
                            const float* weight, float* to);
 
+  // Of 8-bit numbers, sumRows() and affineRows(). What is stored in 8 bit is cut off at 0 and 255,
+  // and rounded to the nearest, of two to the even one; NaN becomes any of them.
+  void (*sumRowsOfBytes)(const uint8_t* from, int64_t rows, int64_t columns, float* to);
+  void (*affineRowsOfBytes)(const uint8_t* from, uint8_t* to, const Affine& affine);
+  void (*affineRowsToBytes)(const float* from, uint8_t* to, const Affine& affine);
+
+  // to[i] = from[i] * scale + shift, in 8 bit.
+  void (*toBytes)(const float* from, int64_t count, float scale, float shift, uint8_t* to);
+
   // Of any numbers of 32 bits, or pairs of 16; as rows of the above.
   void (*copyRows)(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride);
 

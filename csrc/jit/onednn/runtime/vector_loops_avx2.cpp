@@ -5,8 +5,6 @@
 
 namespace llga::vector_loops {
 
-const Kernels avx2{
-    kFunctions<float>, kFunctions<Bfloat16>, narrowRows, normalizeEachRow, copyRows, add,
-    interleave};
+const Kernels avx2 = kKernels;
 
 }  // namespace llga::vector_loops

@@ -5,8 +5,6 @@
 
 namespace llga::vector_loops {
 
-const Kernels avx512{
-    kFunctions<float>, kFunctions<Bfloat16>, narrowRows, normalizeEachRow, copyRows, add,
-    interleave};
+const Kernels avx512 = kKernels;
 
 }  // namespace llga::vector_loops

@@ -1,5 +1,6 @@
 // Included by one source for each instruction set, behind its Simd.
 #include "jit/onednn/runtime/activations.h"
+#include "jit/onednn/runtime/vector_bytes.h"
 #include "jit/onednn/runtime/vector_loops.h"
 #include "jit/onednn/runtime/vector_sums.h"
 
@@ -206,8 +207,8 @@ void momentsOfRows(const T* from, int64_t rows, int64_t columns, float* mean, fl
 }
 
 // Applies `of`, which gets and returns `n` vectors, to a band of all rows.
-template <int64_t n, typename T, typename F>
-void mapBand(const T* from, T* to, const Affine& rows, int64_t first, const F& of) {
+template <int64_t n, typename From, typename To, typename F>
+void mapBand(const From* from, To* to, const Affine& rows, int64_t first, const F& of) {
   for (int64_t row = 0; row < rows.rows; ++row) {
     Vector x[n];
     for (int64_t v = 0; v < n; ++v) {
@@ -233,8 +234,8 @@ void scaleRows(const T* from, int64_t rows, int64_t columns, const float* factor
   });
 }
 
-template <typename T>
-void affineRows(const T* from, T* to, const Affine& affine) {
+template <typename From, typename To>
+void affineRows(const From* from, To* to, const Affine& affine) {
   const Vector least = Vector{} + affine.least;
   forBands<2>(affine.columns, [&]<int64_t n>(int64_t c, int64_t first) {
     Vector scale[n];
@@ -248,6 +249,16 @@ void affineRows(const T* from, T* to, const Affine& affine) {
       return line < least ? least : line;
     });
   });
+}
+
+void toBytes(const float* from, int64_t count, float scale, float shift, uint8_t* to) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    storeVector(to + i, loadVector(from + i) * scale + shift);
+  }
+  if (i < count) {
+    storeFirst(to + i, loadFirst(from + i, count - i) * scale + shift, count - i);
+  }
 }
 
 void copyRows(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride) {
@@ -321,7 +332,19 @@ void interleave(const void* from, int64_t planes, int64_t stride, int64_t count,
 template <typename T>
 constexpr Functions<T> kFunctions{
     activate<T>,      sumRows<T>,   sumSquaresOfRows<T>, sumEachRow<T>, sumSquaresOfEachRow<T>,
-    momentsOfRows<T>, scaleRows<T>, affineRows<T>};
+    momentsOfRows<T>, scaleRows<T>, affineRows<T, T>};
+
+constexpr Kernels kKernels{kFunctions<float>,
+                           kFunctions<Bfloat16>,
+                           narrowRows,
+                           normalizeEachRow,
+                           sumRows<uint8_t>,
+                           affineRows<uint8_t, uint8_t>,
+                           affineRows<float, uint8_t>,
+                           toBytes,
+                           copyRows,
+                           add,
+                           interleave};
 
 }  // namespace
 }  // namespace llga::vector_loops
