@@ -55,9 +55,9 @@ _NAMES = {
     ),
     Kind.SAME_RANGE: (
         "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-        "adaptive_avg_pool2d adaptive_avg_pool3d mean cat concat view reshape flatten unflatten squeeze "
-        "unsqueeze permute transpose t swapaxes movedim expand contiguous clone detach chunk split "
-        "getitem slice select pixel_shuffle channel_shuffle dropout dropout2d identity "
+        "adaptive_avg_pool2d adaptive_avg_pool3d mean cat concat view reshape flatten unflatten "
+        "squeeze unsqueeze permute transpose t swapaxes movedim expand contiguous clone detach "
+        "chunk split getitem slice select pixel_shuffle channel_shuffle dropout dropout2d identity "
         "stochastic_depth"
     ),
     Kind.UNIT_RANGE: "softmax sigmoid",

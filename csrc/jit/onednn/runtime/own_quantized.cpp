@@ -479,9 +479,8 @@ std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
   return found.kernel.isSupported() ? std::optional(std::move(found)) : std::nullopt;
 }
 
-std::optional<FoundQuantizedMean> quantizedMean(const LoweredGraph& graph) {
+std::optional<FoundQuantizedMean> quantizedMean(const Ops& ops, const LoweredGraph& graph) {
   constexpr size_t kOps = 3;
-  const auto ops = opsOf(graph);
   const Reader reader(ops, graph);
   return ownKernelsAnywhere() && ops.size() == kOps && isGlobalMean(*ops[1])
              ? reader.readMean(*ops[1])

@@ -78,14 +78,14 @@ struct FoundQuantizedExcitation {
 };
 std::optional<FoundQuantizedExcitation> quantizedExcitation(const LoweredGraph& graph);
 
-// A whole group that is the mean over all pixels of images, which have to be channels last; nothing
-// for other groups.
+// A partition that is the mean over all pixels of images, which have to be channels last; nothing
+// for others.
 struct FoundQuantizedMean {
   Reduction kernel;
   Operand data;
   Operand result;
 };
-std::optional<FoundQuantizedMean> quantizedMean(const LoweredGraph& graph);
+std::optional<FoundQuantizedMean> quantizedMean(const Ops& ops, const LoweredGraph& graph);
 
 // What follows the sums; nothing if a number of it is not finite. `weight`: the 8-bit constant, as
 // (output, ...); `bias`: the constant, or an undefined tensor.

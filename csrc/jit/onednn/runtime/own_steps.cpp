@@ -1067,12 +1067,10 @@ class OwnSteps {
     return true;
   }
 
-  // A group that is a mean over the pixels of channels-last images in 8 bit. False if the group or
-  // its data is anything else.
-  bool quantizedMean() {
-    const auto found = llga::quantizedMean(draft_.lowered);
-    if (!found || draft_.group_outputs.size() != 1 ||
-        draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
+  // A mean over the pixels of channels-last images in 8 bit. False for any other partition.
+  bool quantizedMean(const Ops& ops) {
+    const auto found = llga::quantizedMean(ops, draft_.lowered);
+    if (!found || !draft_.knownSlot(found->data.id) ||
         !isChannelsLast(draft_.inputLayout(found->data.id), found->data)) {
       return false;
     }
@@ -1277,8 +1275,7 @@ bool addUnlowered(PlanDraft& draft) {
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.concatAffine() || steps.expansion() || steps.quantizedBlock() ||
-         steps.squeezeExcitation() || steps.quantizedExcitation() || steps.quantizedMean() ||
-         steps.wholeActivation();
+         steps.squeezeExcitation() || steps.quantizedExcitation() || steps.wholeActivation();
 }
 
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
@@ -1291,7 +1288,8 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
          (usual &&
           (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
-         (usual && (steps.quantizedLinear(partition) || steps.narrowLinear(partition))) ||
+         (usual && (steps.quantizedLinear(partition) || steps.quantizedMean(partition) ||
+                    steps.narrowLinear(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
          steps.activation(partition);
 }
