@@ -29,6 +29,7 @@ PASSES = [
     "fold_constants",
     "normalize_ops",
     "restore_linear",
+    "fold_batch_norm",
     "widen_bfloat16",
     "widen_quantized",
     "drop_casts",
@@ -1757,6 +1758,90 @@ def test_restore_linear(old: str, new: str, restored: bool) -> None:
         inputs = torch.tensor([[1, 2, 8, 0], [5, 5, 3, 7]]), torch.zeros(3), 2
         want = torch._C._create_function_from_graph("plain", plain)(*inputs)
         got = torch._C._create_function_from_graph("f", graph)(*inputs)
+        torch.testing.assert_close(got, want)
+
+
+NORM = """
+graph(%i : Tensor):
+  %t : Float(3, 6, strides=[6, 1]) = prim::Constant[value=<Tensor>]()
+  %w : Float(5, 6, strides=[6, 1]) = prim::Constant[value=<Tensor>]()
+  %b : Float(5, strides=[1]) = prim::Constant[value=<Tensor>]()
+  %g : Float(5, strides=[1]) = prim::Constant[value=<Tensor>]()
+  %none : NoneType = prim::Constant()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %end : int = prim::Constant[value=-1]()
+  %small : float = prim::Constant[value=0.001]()
+  %sizes : int[] = prim::Constant[value=[2, 4, 6]]()
+  %x : Tensor = aten::reshape(%i, %sizes)
+  %l : Tensor = aten::linear(%x, %w, %b)
+  %f : Tensor = aten::flatten(%l, %0, %1)
+  %n : Tensor = aten::batch_norm(%f, %g, %b, %b, %g, %no, %small, %small, %yes)
+  %y : Tensor = aten::reshape_as(%n, %l)
+  return (%y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "folded"),
+    [
+        ("", "", True),
+        ("(%x, %w, %b)", "(%x, %w, %none)", True),
+        ("%g, %b, %b, %g", "%none, %none, %b, %g", True),
+        ("%y : Tensor = aten::reshape_as(%n, %l)", "%y : Tensor = aten::relu(%n)", True),
+        (
+            "%y : Tensor = aten::reshape_as(%n, %l)",
+            "%z : int = aten::size(%l, %0)\n  %y : Tensor = aten::mul(%n, %z)",
+            True,
+        ),
+        ("%no, %small", "%yes, %small", False),
+        ("%b, %g, %no", "%none, %none, %yes", False),
+        (
+            "%y : Tensor = aten::reshape_as(%n, %l)",
+            "%z : Tensor = aten::reshape_as(%n, %l)\n  %y : Tensor = aten::add(%z, %l, %1)",
+            False,
+        ),
+        ("%y : Tensor = aten::reshape_as(%n, %l)", "%y : Tensor = aten::add(%n, %f, %1)", False),
+        ("%y : Tensor = aten::reshape_as(%n, %l)", "%y : Tensor = aten::relu_(%n)", False),
+        ("aten::linear(%x,", "aten::linear(%i,", False),
+        ("value=[2, 4, 6]", "value=[2, 2, 5, 6]", False),
+        ("%x, %w, %b", "%x, %t, %none", False),
+    ],
+    ids=[
+        "layer",
+        "no bias",
+        "no parameters",
+        "rows wanted",
+        "sizes wanted",
+        "training",
+        "statistics of the batch",
+        "layer wanted",
+        "rows of the layer wanted",
+        "written to",
+        "unknown rank",
+        "other channels",
+        "other size",
+    ],
+)
+def test_fold_batch_norm(old: str, new: str, folded: bool) -> None:
+    """A batch norm of a linear layer's rows becomes part of the layer, where it is one for sure."""
+    torch.manual_seed(0)
+    text = NORM.replace(old, new, 1) if old else NORM
+    assert not old or text != NORM
+    graph = parsed(text)
+    for node in walk(graph):
+        if node.kind() == "prim::Constant" and node.kindOf("value") == "t":
+            node.t_("value", torch.rand(node.t("value").shape) + 0.5)  # it was uninitialized
+    plain = graph.copy()
+    _C.run_pass("fold_batch_norm", graph)
+    torch._C._jit_pass_lint(graph)
+    assert ("aten::batch_norm" not in kinds(graph)) == folded
+    if folded:
+        x = torch.randn(2, 4, 6)
+        want = torch._C._create_function_from_graph("plain", plain)(x)
+        got = torch._C._create_function_from_graph("f", graph)(x)
         torch.testing.assert_close(got, want)
 
 

@@ -35,6 +35,8 @@ const std::vector<PassEntry>& passes() {
       {"restore_linear", restoreLinear,
        "after normalize_ops, which makes plain integers of sizes that were traced; before prepare_*, "
        "which look at linear layers"},
+      {"fold_batch_norm", foldBatchNorm,
+       "after restore_linear, whose layers may have one; before all that looks at linear layers"},
       {"widen_bfloat16", widenBfloat16,
        "after restore_linear, as fold_constants and normalize_ops leave more types known; before "
        "drop_casts, which would round where this does without",

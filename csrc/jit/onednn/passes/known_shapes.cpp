@@ -41,11 +41,13 @@ Size elementOf(const Value* list, size_t index) {
 bool keepsSizes(const Node* node) {
   switch (node->kind()) {
     case aten::layer_norm:
+    case aten::batch_norm:
     case aten::dropout:
     case aten::contiguous:
     case aten::clone:
     case aten::to:
     case aten::gelu:
+    case aten::hardswish:
     case aten::relu:
     case aten::silu:
     case aten::tanh:
@@ -109,6 +111,14 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
     case aten::reshape:
     case aten::permute:
       return lengthOf(node->input(1));
+    case aten::reshape_as:
+      return rank(node->input(1));
+    case aten::flatten: {
+      const auto first = intOf(node->input(1));
+      return first && *first >= 0 && intOf(node->input(2)) == Size(-1)
+                 ? Rank(static_cast<size_t>(*first) + 1)
+                 : std::nullopt;
+    }
     case aten::arange:
       return 1;
     case aten::embedding:

@@ -19,6 +19,7 @@ void removeMutation(const GraphPtr& graph);
 void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
 void restoreLinear(const GraphPtr& graph);
+void foldBatchNorm(const GraphPtr& graph);
 void widenBfloat16(const GraphPtr& graph);
 void widenQuantized(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
