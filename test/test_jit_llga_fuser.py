@@ -2146,6 +2146,28 @@ def test_dense_block(scripted: bool) -> None:
         assert found.inside["aten::cat"] >= 3, found
 
 
+@pytest.mark.parametrize("rank", [3, 4])
+def test_batch_norm_of_rows(rank: int) -> None:
+    """LeViT's linear layers: the norm is part of them, where its channels are theirs."""
+    m = net(
+        "y = x.flatten(2).transpose(1, 2)\ny = self.a(y)\n"
+        "y = self.c(y.flatten(0, 1)).reshape_as(y)\ny = F.hardswish(y)\nz = self.b(y)\n"
+        "return y + self.d(z.flatten(0, 1)).reshape_as(z)"
+        if rank == 3
+        # Of four dimensions the norm's are the third one's, which are as many here.
+        else "y = self.a(x)\ny = self.c(y.flatten(0, 1)).reshape_as(y)\nreturn self.b(y)",
+        a=nn.Linear(8, 16),
+        b=nn.Linear(16, 16, bias=False),
+        c=nn.BatchNorm1d(16),
+        d=nn.BatchNorm1d(16),
+    ).eval()
+    x = torch.randn(2, 8, 5, 7) if rank == 3 else torch.randn(2, 3, 16, 8)
+    found = check(m, [x], fused="linear")
+    assert bool(found.inside["aten::batch_norm"] + found.outside["aten::batch_norm"]) == (rank == 4)
+    if rank == 3:
+        assert len(found.groups) == 2, str(found)
+
+
 NO_COPY = """
 import sys, torch, llga_fuser
 from torch import nn

@@ -691,6 +691,25 @@ def test_reference_kernels_are_left_to_pytorch() -> None:
 
 
 @pytest.mark.usefixtures("speed_check")
+def test_groups_that_are_alike_are_measured_once() -> None:
+    """The layers of a network; sizes of their own are measured."""
+    x = torch.randn(6, 301, 640)
+
+    def seconds(x: Tensor) -> float:
+        """That compiling takes."""
+        before = llga_fuser.cache_info()
+        warmed(torch.jit.trace(lambda x: x.amax(1), x), x)
+        after = llga_fuser.cache_info()
+        assert after.misses > before.misses and after.fallbacks > before.fallbacks
+        return after.compile_seconds - before.compile_seconds
+
+    with torch.no_grad():
+        measured = seconds(x)
+        assert seconds(x) < measured / 3
+        assert seconds(x[:5]) > measured / 3
+
+
+@pytest.mark.usefixtures("speed_check")
 def test_what_was_too_slow_is_measured_again() -> None:
     """Under another's load anything may look slow. Here the check is off when it is repeated."""
     script, x = largest_of_tokens()

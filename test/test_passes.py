@@ -1845,6 +1845,42 @@ def test_fold_batch_norm(old: str, new: str, folded: bool) -> None:
         torch.testing.assert_close(got, want)
 
 
+QUANTIZED_PARTS = """
+  %q{i} : Tensor = aten::quantize_per_tensor(%x{i}, %s, %z, %t)
+  %d{i} : Tensor = aten::dequantize(%q{i})
+  %a{i} : Tensor = aten::transpose(%d{i}, %0, %1)
+  %r{i} : Tensor = aten::quantize_per_tensor(%a{i}, %s, %z, %t)
+  %e{i} : Tensor = aten::dequantize(%r{i})
+  %u{i} : Tensor = aten::slice(%e{i}, %0, %0, %2, %1)
+  %v{i} : Tensor = aten::slice(%e{i}, %0, %0, %2, %1)
+  %l{i} : Tensor[] = prim::ListConstruct(%u{i}, %v{i})
+  %c{i} : Tensor = aten::cat(%l{i}, %1)
+  %k{i} : Tensor = aten::quantize_per_tensor(%c{i}, %s, %z, %t)
+  %f{i} : Tensor = aten::dequantize(%k{i})
+  %x{j} : Tensor = aten::matmul(%f{i}, %f{i})
+"""
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_prepare_quantized_forgets_what_it_removes(count: int) -> None:
+    """New nodes come to lie where removed ones were, and are not what those were (Swin V2's
+    concatenations of slices).
+    """
+    parts = [QUANTIZED_PARTS.format(i=i, j=i + 1) for i in range(count)]
+    graph = after(
+        "prepare_quantized",
+        "graph(%x0 : Tensor):\n"
+        "  %s : float = prim::Constant[value=0.5]()\n"
+        "  %z : int = prim::Constant[value=3]()\n"
+        "  %t : int = prim::Constant[value=13]()\n"
+        "  %0 : int = prim::Constant[value=0]()\n"
+        "  %1 : int = prim::Constant[value=1]()\n"
+        "  %2 : int = prim::Constant[value=2]()" + "".join(parts) + f"  return (%x{count})",
+    )
+    found = [n.kind() for n in graph.nodes()]
+    assert found.count("aten::cat") == count and found.count("aten::matmul") == count
+
+
 MASK = """
 graph(%x : Tensor, %n : int):
   %none : NoneType = prim::Constant()

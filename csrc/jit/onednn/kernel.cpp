@@ -463,7 +463,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   PlanCache::instance().missed();
   std::shared_ptr<const Plan> plan;
   std::string reason;
-  bool too_slow = false;
+  std::optional<TooSlow> too_slow;
   // For these inputs; the fallback will raise the same.
   const char* raised_by = "the subgraph raises";
   try {
@@ -493,7 +493,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     }
   } catch (const TooSlow& error) {
     reason = error.reason;
-    too_slow = true;
+    too_slow = error;
   } catch (const CompileError& error) {
     reason = error.reason;
   } catch (const std::exception& error) {
@@ -507,9 +507,13 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     entry.state = plan ? Entry::State::ready : Entry::State::failed;
     entry.plan = std::move(plan);
     entry.reason = std::move(reason);
-    if (too_slow) {
+    if (too_slow && too_slow->until) {
+      entry.patience = too_slow->patience;
+      entry.retry = *too_slow->until;
+    } else if (too_slow) {
       entry.patience *= kPatience;
       entry.retry = now + (now - start) * entry.patience;
+      believe(std::move(*too_slow), entry.retry, entry.patience);
     } else {
       entry.retry = Entry::kNever;
     }

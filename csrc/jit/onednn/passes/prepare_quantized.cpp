@@ -37,6 +37,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
 #include "jit/onednn/quantization.h"
 
@@ -68,25 +69,40 @@ std::pair<Node*, size_t> sourcesOf(Node* picking) {
   return {picking, 1};
 }
 
+// Whether `value` has four dimensions, or three, whatever the inputs are: it comes from a
+// convolution of images by functions of single numbers.
+bool isImage(const Value* value) {
+  constexpr size_t kDims = 2;
+  const auto* node = behind(value)->node();
+  while (isDequantize(node) || isQuantize(node) || isActivation(node)) {
+    node = behind(node->input(0))->node();
+  }
+  if (!isProduct(node) || !node->hasNamedInput("stride")) {
+    return false;
+  }
+  const auto stride = torch::jit::toIValue(node->namedInput("stride"));
+  return stride && stride->isIntList() && stride->toIntList().size() == kDims;
+}
+
 // mean(x, [2, 3], keepdim=True) of images.
 bool isMeanOverPixels(const Node* node) {
   constexpr int64_t kRank = 4;
   if (node->kind() != aten::mean || node->inputs().size() != 4 || !isTensor(node->output())) {
     return false;
   }
-  const auto type = node->input(0)->type()->cast<c10::TensorType>();
   const auto dims = torch::jit::toIValue(node->input(1));
   const auto dtype = torch::jit::toIValue(node->input(3));
-  if (!type || type->dim() != size_t{kRank} || !dims || !dims->isIntList() ||
-      torch::jit::toIValue(node->input(2)) != c10::IValue(true) || !dtype || !dtype->isNone()) {
+  if (!dims || !dims->isIntList() || torch::jit::toIValue(node->input(2)) != c10::IValue(true) ||
+      !dtype || !dtype->isNone() || !isImage(node->input(0))) {
     return false;
   }
   auto axes = dims->toIntVector();
+  const bool from_end = std::all_of(axes.begin(), axes.end(), [](auto axis) { return axis < 0; });
   for (auto& axis : axes) {
-    axis += axis < 0 ? kRank : 0;
+    axis += from_end ? kRank : 0;
   }
   std::sort(axes.begin(), axes.end());
-  return axes == std::vector<int64_t>{2, 3};
+  return axes == std::vector<int64_t>{2, 3};  // so that there are four, or it raises
 }
 
 bool isQuantized(Block* block) {
@@ -130,6 +146,11 @@ class Preparer {
   }
 
   bool isPure(const Node* node) const { return pure_.count(node) != 0; }
+
+  void destroy(Node* node) {
+    pure_.erase(node);  // another one may come to lie there
+    node->destroy();
+  }
 
   // The parameters of an 8-bit value.
   std::optional<QuantParams> paramsOfValue(const Value* value) const {
@@ -192,13 +213,13 @@ class Preparer {
   }
 
   // What a rewrite has left behind: as a reader it would stand in the way of others.
-  static void removeUnread(Node* node) {
+  void removeUnread(Node* node) {
     while (!node->inputs().empty() &&
            std::none_of(node->outputs().begin(), node->outputs().end(),
                         [](const Value* output) { return output->hasUses(); }) &&
            (isQuantize(node) || isDequantize(node) || movesNumbers(node) || splits(node))) {
       auto* source = node->input(0)->node();
-      node->destroy();
+      destroy(node);
       node = source;
     }
   }
@@ -274,7 +295,7 @@ class Preparer {
     pooled->copyMetadata(mean);
     pooled->output()->setType(mean->output()->type());
     mean->output()->replaceAllUsesWith(pooled->output());
-    mean->destroy();
+    destroy(mean);
     return true;
   }
 

@@ -1,10 +1,14 @@
 #include "jit/onednn/runtime/speed_check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/jit/passes/canonicalize.h>
 
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <mutex>
+#include <unordered_map>
 
 #include "jit/onednn/runtime/environment.h"
 #include "jit/onednn/runtime/stopwatch.h"
@@ -37,17 +41,75 @@ double fastest(const Run& run, double enough) {
   return least;
 }
 
+// What is believed, by group.
+class Verdicts {
+ public:
+  static Verdicts& instance() {
+    static Verdicts verdicts;
+    return verdicts;
+  }
+
+  void add(TooSlow verdict) {
+    constexpr size_t kMany = 256;
+    const std::lock_guard lock(mutex_);
+    if (known_.size() >= kMany) {
+      known_.clear();
+    }
+    auto group = verdict.group;
+    known_.insert_or_assign(std::move(group), std::move(verdict));
+  }
+
+  // `group` is only called if there are any.
+  template <typename Group>
+  std::optional<TooSlow> find(const Group& group) {
+    const std::lock_guard lock(mutex_);
+    const auto known = known_.empty() ? known_.end() : known_.find(group());
+    const bool valid =
+        known != known_.end() && std::chrono::steady_clock::now() < *known->second.until;
+    return valid ? std::optional(known->second) : std::nullopt;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, TooSlow> known_;
+};
+
+// All that the speed depends on but the numbers.
+std::string textOf(const CompileRequest& request, const torch::jit::Stack& inputs) {
+  const auto graph = const_cast<Graph*>(request.subgraph)->copy();  // only reads it
+  auto text = torch::jit::Canonicalize(graph, /*keep_unique_names=*/false)->toString(false);
+  for (const auto& input : inputs) {
+    if (input.isTensor()) {
+      const auto& tensor = input.toTensor();
+      text += fmt::format("{} {} {};", c10::toString(tensor.scalar_type()),
+                          fmt::join(tensor.sizes(), ","), fmt::join(tensor.strides(), ","));
+    } else {
+      text += fmt::format("{};", input.tagKind());
+    }
+  }
+  return text + fmt::format("{} {}", request.threads, static_cast<int>(request.fpmath_mode));
+}
+
 }  // namespace
+
+void believe(TooSlow verdict, TooSlow::Time until, int64_t patience) {
+  verdict.until = until;
+  verdict.patience = patience;
+  Verdicts::instance().add(std::move(verdict));
+}
 
 bool checkSpeed(bool on) { return checking().exchange(on); }
 
 std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::jit::Stack& inputs,
                                            const std::function<void()>& run_subgraph,
                                            double subgraph_seconds) {
-  auto plan = compilePlan(request);
   if (!checking()) {
-    return plan;
+    return compilePlan(request);
   }
+  if (auto known = Verdicts::instance().find([&] { return textOf(request, inputs); })) {
+    throw TooSlow(std::move(*known));
+  }
+  auto plan = compilePlan(request);
   const auto run = [&inputs](const Plan& plan) {
     auto stack = inputs;
     try {
@@ -74,7 +136,9 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
     }
   }
   throw TooSlow{{fmt::format("oneDNN takes {:.0f} times as long as PyTorch at these sizes",
-                             seconds / interpreter)}};
+                             seconds / interpreter)},
+                textOf(request, inputs),
+                {}};
 }
 
 }  // namespace llga
