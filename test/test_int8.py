@@ -916,11 +916,24 @@ BLOCKS = {
 }
 
 
-class QuantizedBlock(nn.Module):
-    """Scales are such that the numbers of each value fill its range for the given data."""
+class Filled(nn.Module):
+    """Scales are such that the numbers of each value fill its range for the data of the first call."""
 
-    def __init__(self, case: Blocks, x: Tensor) -> None:
+    def __init__(self, zero_point: int) -> None:
         super().__init__()
+        self.zero_point = zero_point
+        self.steps: list[float] = []
+
+    def rounded(self, y: Tensor, index: int) -> Tensor:
+        if len(self.steps) <= index:
+            low, high = torch.aminmax(y)
+            self.steps.append(max(float(high - low) / 240, 1e-3))
+        return qdq(y, self.steps[index], self.zero_point)
+
+
+class QuantizedBlock(Filled):
+    def __init__(self, case: Blocks, x: Tensor) -> None:
+        super().__init__(case.zero_point)
         c = case
         self.case = c
         before = c.size[1] if c.expands else c.channels
@@ -932,15 +945,8 @@ class QuantizedBlock(nn.Module):
         self.biases = [
             nn.Parameter(torch.randn(s[0]), False) if c.bias and s[0] else None for s in shapes
         ]
-        self.steps: list[float] = []
         with torch.no_grad():
             self(x)
-
-    def rounded(self, y: Tensor, index: int) -> Tensor:
-        if len(self.steps) <= index:
-            low, high = torch.aminmax(y)
-            self.steps.append(max(float(high - low) / 240, 1e-3))
-        return qdq(y, self.steps[index], self.case.zero_point)
 
     def forward(self, x: Tensor) -> Tensor:
         c = self.case
@@ -1190,11 +1196,9 @@ EXCITED = {
 }
 
 
-class QuantizedExcitation(nn.Module):
-    """Scales are such that the numbers of each value fill its range for the given data."""
-
+class QuantizedExcitation(Filled):
     def __init__(self, case: Excited, x: Tensor) -> None:
-        super().__init__()
+        super().__init__(case.zero_point)
         self.case, channels = case, case.size[1]
         self.before = weight(channels, 4, 1, 1)
         self.squeeze = weight(case.hidden, channels, 1, 1)
@@ -1206,15 +1210,8 @@ class QuantizedExcitation(nn.Module):
             nn.Parameter(torch.randn(n), False) if case.bias else None
             for n in (case.hidden, channels)
         ]
-        self.steps: list[float] = []
         with torch.no_grad():
             self(x)
-
-    def rounded(self, y: Tensor, index: int) -> Tensor:
-        if len(self.steps) <= index:
-            low, high = torch.aminmax(y)
-            self.steps.append(max(float(high - low) / 240, 1e-3))
-        return qdq(y, self.steps[index], self.case.zero_point)
 
     def forward(self, x: Tensor) -> Tensor:
         c = self.case

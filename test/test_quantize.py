@@ -369,6 +369,40 @@ def test_pools_views_and_concatenations_keep_scale_and_zero_point(flow: str) -> 
     assert len(set(parameters[1:])) == 1
 
 
+class Averaged(nn.Module):
+    """A squeeze and excitation, a mean before a classifier, and a sum behind a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = conv(3, 8), conv(8, 8)
+        self.c, self.d = conv(8, 4, 1), conv(4, 8, 1)
+        self.e = nn.Linear(8, 5)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        s = torch.sigmoid(self.d(F.relu(self.c(x.mean((2, 3), keepdim=True)))))
+        y = self.dropout(self.b(x * s)) + x
+        return self.e(F.relu(y).mean((2, 3)))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_means_and_dropouts(flow: str) -> None:
+    """A mean that keeps dimensions reads 8 bits, as what multiplies with it does; another one does
+    not. What a dropout would do is nothing to a residual sum.
+    """
+    net, x = Averaged().eval(), torch.randn(2, 3, 9, 9)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 20
+    graph = frozen(quantized, x).graph
+    means = [n.inputsAt(0).node().kind() for n in graph.findAllNodes("aten::mean")]
+    assert sorted(means)[0] == "aten::dequantize" and len(means) == 2
+    assert means[1] != "aten::dequantize"
+    (add,) = graph.findAllNodes("aten::add")
+    assert "aten::dequantize" in [i.node().kind() for i in list(add.inputs())[:2]]
+
+
 @pytest.mark.parametrize("flow", FLOWS)
 def test_matrix_products(flow: str) -> None:
     net, x = example("attention")

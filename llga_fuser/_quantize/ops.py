@@ -109,12 +109,21 @@ def describe(node: Node, modules: Mapping[str, nn.Module]) -> str:
 
 
 def kind_of(node: Node, modules: Mapping[str, nn.Module]) -> Kind:
-    """What `describe` says, without looking at arguments."""
+    """What `describe` says, with hardly a look at arguments."""
     if node.kwargs.get("return_indices"):
         return Kind.OTHER
     if node.op == "call_module" and getattr(modules[str(node.target)], "return_indices", False):
         return Kind.OTHER
-    return _BY_NAME.get(describe(node, modules), Kind.OTHER)
+    name = describe(node, modules)
+    if name == "mean" and not _keeps_dimensions(node):
+        return Kind.OTHER  # before a classifier, say: one rounding, of the mean, is enough
+    return _BY_NAME.get(name, Kind.OTHER)
+
+
+def _keeps_dimensions(mean: Node) -> bool:
+    """As in a squeeze and excitation, which multiplies with what it averages."""
+    keepdim = mean.args[2] if len(mean.args) > 2 else mean.kwargs.get("keepdim", False)
+    return keepdim is True
 
 
 def use_results_of_in_place_ops(net: GraphModule) -> None:
