@@ -917,7 +917,7 @@ BLOCKS = {
 
 
 class Filled(nn.Module):
-    """Scales are such that the numbers of each value fill its range for the data of the first call."""
+    """Scales are such that each value fills its range for the data of the first call."""
 
     def __init__(self, zero_point: int) -> None:
         super().__init__()
