@@ -112,13 +112,10 @@ namespace {
 // The node, or the only one of its group; or null.
 const Node* dequantizeIn(const Node* node) {
   if (isFusionGroup(node)) {
-    const auto inside = computations(*node->g(torch::jit::attr::Subgraph));
-    if (inside.size() != 1 || node->inputs().size() != 1) {
-      return nullptr;
-    }
-    node = inside[0];
+    node = node->inputs().size() == 1 ? soleComputation(*node->g(torch::jit::attr::Subgraph))
+                                      : nullptr;
   }
-  return dequantizeParams(node) ? node : nullptr;
+  return node != nullptr && dequantizeParams(node) ? node : nullptr;
 }
 
 }  // namespace

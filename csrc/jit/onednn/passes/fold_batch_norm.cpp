@@ -48,7 +48,7 @@ struct Folded {
   Node* linear;
   Node* flatten;
   Node* norm;
-  std::vector<Node*> unflattened;  // the norm's only readers, if that is all they do
+  std::vector<Node*> unflattened;  // readers of the norm that give it the layer's sizes
   at::Tensor weight;
   at::Tensor bias;
 };

@@ -42,11 +42,16 @@ bool isConcat(const Node* node) {
          torch::jit::toIValue(operators[0]->namedInput("dim")) == c10::IValue(1);
 }
 
+// A batch norm, and maybe ReLU.
+bool areNorm(at::ArrayRef<const Node*> operators) {
+  return !operators.empty() && operators.size() <= 2 && operators[0]->kind() == aten::batch_norm &&
+         (operators.size() == 1 || operators[1]->kind() == aten::relu);
+}
+
 // The concatenation whose only reader is the batch norm that `group` consists of.
 Node* concatOf(const Node* group) {
   const auto operators = computations(*group->g(torch::jit::attr::Subgraph));
-  if (operators.empty() || operators.size() > 2 || operators[0]->kind() != aten::batch_norm ||
-      (operators.size() == 2 && operators[1]->kind() != aten::relu)) {
+  if (!areNorm(operators)) {
     return nullptr;
   }
   const auto* data = operators[0]->namedInput("input");
@@ -78,12 +83,9 @@ bool isNorm(const Node* node) {
   if (!isFusionGroup(node) || node->outputs().size() != 1) {
     return false;
   }
-  auto operators = computations(*node->g(torch::jit::attr::Subgraph));
-  if (!operators.empty() && operators[0]->kind() == aten::cat) {
-    operators.erase(operators.begin());
-  }
-  return !operators.empty() && operators[0]->kind() == aten::batch_norm &&
-         (operators.size() == 1 || (operators.size() == 2 && operators[1]->kind() == aten::relu));
+  const auto operators = computations(*node->g(torch::jit::attr::Subgraph));
+  const bool joined = !operators.empty() && operators[0]->kind() == aten::cat;
+  return areNorm(at::ArrayRef<const Node*>(operators).slice(joined ? 1 : 0));
 }
 
 // The node, or group of one, that alone reads the group's result, and rounds it to 8 bit; or null.
@@ -94,10 +96,9 @@ Node* roundingOf(const Node* group) {
   }
   const auto* node = uses[0].user;
   if (isFusionGroup(node)) {
-    const auto inside = computations(*node->g(torch::jit::attr::Subgraph));
-    node = inside.size() == 1 ? inside[0] : node;
+    node = soleComputation(*node->g(torch::jit::attr::Subgraph));
   }
-  const auto params = quantizeParams(node);
+  const auto params = node != nullptr ? quantizeParams(node) : std::nullopt;
   return params && params->perTensor() ? uses[0].user : nullptr;
 }
 

@@ -59,11 +59,14 @@ class Verdicts {
     known_.insert_or_assign(std::move(group), std::move(verdict));
   }
 
-  // `group` is only called if there are any.
-  template <typename Group>
-  std::optional<TooSlow> find(const Group& group) {
+  bool empty() {
     const std::lock_guard lock(mutex_);
-    const auto known = known_.empty() ? known_.end() : known_.find(group());
+    return known_.empty();
+  }
+
+  std::optional<TooSlow> find(const std::string& group) {
+    const std::lock_guard lock(mutex_);
+    const auto known = known_.find(group);
     const bool valid =
         known != known_.end() && std::chrono::steady_clock::now() < *known->second.until;
     return valid ? std::optional(known->second) : std::nullopt;
@@ -106,8 +109,10 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
   if (!checking()) {
     return compilePlan(request);
   }
-  if (auto known = Verdicts::instance().find([&] { return textOf(request, inputs); })) {
-    throw TooSlow(std::move(*known));
+  if (auto& verdicts = Verdicts::instance(); !verdicts.empty()) {
+    if (auto known = verdicts.find(textOf(request, inputs))) {
+      throw TooSlow(std::move(*known));
+    }
   }
   auto plan = compilePlan(request);
   const auto run = [&inputs](const Plan& plan) {
