@@ -1051,6 +1051,10 @@ def test_block_beside_others(code: str) -> None:
                 torch.testing.assert_close(result, expected, rtol=0, atol=3.01)
 
 
+def tanh_gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
 PRODUCTS: dict[str, tuple[Any, ...]] = {  # what is multiplied, what follows, whether it is ours
     "rows": ((7, 64), 80, plain, True),
     "one row": ((1, 64), 1000, plain, True),
@@ -1060,6 +1064,7 @@ PRODUCTS: dict[str, tuple[Any, ...]] = {  # what is multiplied, what follows, wh
     "many outputs": ((129, 320), 300, plain, True),
     "clamp": ((9, 32), 48, F.relu6, True),
     "gelu": ((2, 31, 64), 272, F.gelu, True),
+    "gelu, tanh": ((2, 31, 64), 272, tanh_gelu, True),
     "silu": ((2, 31, 64), 72, F.silu, True),
     "hardswish": ((2, 31, 64), 72, F.hardswish, True),
     "sigmoid": ((2, 31, 64), 72, torch.sigmoid, True),
@@ -1069,6 +1074,7 @@ PRODUCTS: dict[str, tuple[Any, ...]] = {  # what is multiplied, what follows, wh
     # What stays with oneDNN.
     "odd inputs": ((7, 63), 80, plain, False),
     "tanh": ((7, 64), 80, torch.tanh, False),
+    "odd inputs, tanh gelu": ((70, 63), 80, tanh_gelu, False),
 }
 
 
@@ -1262,7 +1268,7 @@ def test_excitation_beside_others() -> None:
                 torch.testing.assert_close(result, expected, rtol=0, atol=1.01 * m.steps[3])
 
 
-@pytest.mark.parametrize("function", [F.silu, F.gelu, torch.sigmoid, F.hardswish])
+@pytest.mark.parametrize("function", [F.silu, F.gelu, tanh_gelu, torch.sigmoid, F.hardswish])
 @pytest.mark.parametrize("largest", [0.5, 6, 100])
 def test_functions_are_exact_to_a_step(function: Any, largest: float) -> None:
     """Where 8 bit are made of them, the kernels for VNNI compute pieces of cubics: over ranges much

@@ -818,11 +818,12 @@ def test_activation_in_place(case: str, function: str, threads: int) -> None:
     report = llga_fuser.report(m, x, rounds=1)
     kernels = [p.implementation for g in report.groups for p in g.primitives]
     apart = applied.apart
-    if case == "residual" and function == "F.silu":
-        apart = False  # in no pattern of oneDNN, so in no group with the sum
-    if case == "read twice" and function in {"gate", "F.gelu", "tanh gelu"}:
+    if case == "read twice" and function in {"gate", "F.gelu", "F.silu", "tanh gelu"}:
         apart = True  # groups of their own
     slow = has_own_kernels() if function == "tanh gelu" else has_avx2_kernels()
+    if case == "linear" and function == "tanh gelu" and slow:
+        assert len(kernels) == 1 and kernels[0].startswith("llga_gemm"), kernels
+        return
     assert ("llga_activation:avx2" in kernels) == (apart and slow), kernels
 
 
@@ -891,6 +892,39 @@ def test_gelu_behind_and_before_others(owned: bool) -> None:
         l=nn.Linear(64, 64),
     )
     check(m, [torch.randn(70, 64)], fused="gelu linear")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("size", "outputs", "then", "groups"),
+    [
+        ((2, 35, 63), 80, "", 1),
+        ((3, 350, 31), 2200, "", 1),  # more numbers than others are applied to in place
+        ((2, 35, 64), 80, ".sum(-1)", 2),
+        ((2, 35, 64), 80, " + y", None),  # the layer is read twice
+        ((2, 35, 64), 80, ".view(70, -1)", 1),
+    ],
+)
+def test_tanh_gelu_of_a_linear_layer(
+    size: tuple[int, ...],
+    outputs: int,
+    then: str,
+    groups: int | None,
+    dtype: torch.dtype,
+    threads: int,
+) -> None:
+    """One group, which oneDNN has no pattern for, and no kernel of its own for the function."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    torch.set_num_threads(threads)
+    code = f"y = self.l(x)\nreturn F.gelu(y, approximate='tanh'){then}"
+    m = net(code, l=nn.Linear(size[-1], outputs)).to(dtype).eval()
+    check(m, [torch.randn(size).to(dtype)], fused="linear gelu", groups=groups, dtype=dtype)
+    report = llga_fuser.report(m, torch.randn(size).to(dtype), rounds=1)
+    kernels = [p.implementation for g in report.groups for p in g.primitives]
+    if has_own_kernels() and groups == 1:
+        assert all(not k.startswith(("jit", "ref")) for k in kernels[1:]), kernels
 
 
 SPECIAL = {

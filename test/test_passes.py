@@ -1197,6 +1197,77 @@ def test_prepare_quantized_sinks_dequantize() -> None:
     assert kinds(graph) == ["aten::quantize_per_tensor", *moved]
 
 
+PARTS = {
+    "split": "aten::split(%d, %three, %one)",
+    "split_with_sizes": "aten::split_with_sizes(%d, %sizes, %one)",
+    "chunk": "aten::chunk(%d, %two, %one)",
+    "unbind": "aten::unbind(%d, %one)",
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_prepare_quantized_sinks_dequantize_below_parts(name: str) -> None:
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %two : int = prim::Constant[value=2]()
+          %three : int = prim::Constant[value=3]()
+          %sizes : int[] = prim::Constant[value=[3, 3]]()
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %l : Tensor[] = {PARTS[name]}
+          %a : Tensor, %b : Tensor = prim::ListUnpack(%l)
+          %qa : Tensor = aten::quantize_per_tensor(%a, %s, %z, %u8)
+          %da : Tensor = aten::dequantize(%qa)
+          %y : Tensor = aten::matmul(%da, %w)
+          %t : Tensor = aten::tanh(%b)
+          %all : (Tensor, Tensor) = prim::TupleConstruct(%y, %t)
+          return (%all)
+        """,
+    )
+    parts = ["aten::quantize_per_tensor", f"aten::{name}", "prim::ListUnpack"]
+    readers = ["aten::dequantize", "aten::matmul", "aten::dequantize", "aten::tanh"]
+    assert sorted(kinds(graph)) == sorted([*parts, *readers, "prim::TupleConstruct"])
+    dequantizes = [n for n in walk(graph) if n.kind() == "aten::dequantize"]
+    assert all(n.inputsAt(0).node().kind() == "prim::ListUnpack" for n in dequantizes)
+    x, w = (
+        (torch.randn(6, 2), torch.randn(6))
+        if name == "unbind"
+        else (torch.randn(2, 6), torch.randn(3, 2))
+    )
+    run = torch._C._create_function_from_graph("parts", graph)
+    y, z = run(x, w)
+    q = torch.quantize_per_tensor(x, 0.5, 3, torch.quint8).dequantize()
+    a, b = q.unbind(1) if name == "unbind" else q.split(3, 1)
+    torch.testing.assert_close(y, a @ w)
+    assert torch.equal(z, torch.tanh(b))
+
+
+@pytest.mark.parametrize("reader", ["%l2 : Tensor[] = aten::list(%l)", ""])
+def test_prepare_quantized_leaves_parts(reader: str) -> None:
+    """Of a list that others read; and where nothing computes with them."""
+    product = "aten::matmul(%a, %w)" if reader else "aten::tanh(%a)"
+    graph = after(
+        "prepare_quantized",
+        f"""
+        graph(%x : Tensor, %w : Tensor):
+          {QUANTIZED}
+          %three : int = prim::Constant[value=3]()
+          %q : Tensor = aten::quantize_per_tensor(%x, %s, %z, %u8)
+          %d : Tensor = aten::dequantize(%q)
+          %l : Tensor[] = aten::split(%d, %three, %one)
+          %a : Tensor, %b : Tensor = prim::ListUnpack(%l)
+          {reader}
+          %y : Tensor = {product}
+          return (%y, {"%l2" if reader else "%b"})
+        """,
+    )
+    (split,) = (n for n in walk(graph) if n.kind() == "aten::split")
+    assert split.inputsAt(0).node().kind() == "aten::dequantize"
+
+
 def test_prepare_quantized_leaves_views_of_results() -> None:
     """Nothing computes on them: the strides of a result stay eager's."""
     graph = after(
@@ -1697,6 +1768,10 @@ graph(%i : Tensor, %j : Tensor, %n : int):
 
 
 ADDMM = "%p : Tensor = aten::addmm(%bias, %flat, %weight, %1, %1)"
+CAST = """%none : NoneType = prim::Constant()
+  %float : int = prim::Constant[value=6]()
+  %cast : Tensor = aten::to({1}, {0}, %no, %no, %none)
+  """
 MM_ADD = """%m : Tensor = aten::mm(%flat, %weight)
   %p : Tensor = aten::add({})"""
 
@@ -1720,6 +1795,9 @@ MM_ADD = """%m : Tensor = aten::mm(%flat, %weight)
         ("aten::add(%e, %e, %1)", "aten::add(%e, %j, %1)", False),
         ("%e, %e", "%e, %n", True),
         ("%table, %k,", "%table, %i,", False),
+        (ADDMM, CAST.format("%float", "%flat") + ADDMM.replace("%flat", "%cast"), True),
+        (ADDMM, CAST.format("%n", "%flat") + ADDMM.replace("%flat", "%cast"), False),
+        (ADDMM, CAST.format("%float", "%x") + ADDMM.replace("%flat", "%cast"), False),
     ],
     ids=[
         "layer",
@@ -1738,6 +1816,9 @@ MM_ADD = """%m : Tensor = aten::mm(%flat, %weight)
         "unknown rank",
         "number added",
         "rank of an input",
+        "cast",
+        "cast to an unknown type",
+        "cast without a view",
     ],
 )
 def test_restore_linear(old: str, new: str, restored: bool) -> None:
@@ -1747,7 +1828,8 @@ def test_restore_linear(old: str, new: str, restored: bool) -> None:
     assert not old or text != LAYER
     graph = parsed(text)
     for node in walk(graph):
-        if node.kind() == "prim::Constant" and node.kindOf("value") == "t":
+        known = node.kind() == "prim::Constant" and node.hasAttribute("value")
+        if known and node.kindOf("value") == "t":
             node.t_("value", torch.randn(node.t("value").shape))  # it was uninitialized
     plain = graph.copy()
     _C.run_pass("restore_linear", graph)

@@ -424,6 +424,52 @@ def test_matrix_products(flow: str) -> None:
     assert "aten::dequantize" not in [i.node().kind() for i in add.inputs()]
 
 
+class ByMatrix(nn.Module):
+    """Linear layers as products with a matrix, one spelling after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("conv1d", "mm", "matmul", "turned", "scaled", "plane")
+        for name in names:
+            setattr(self, name, nn.Parameter(torch.randn(8, 8) / 3))
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.addmm(self.bias, x.view(-1, 8), self.conv1d).relu()
+        y = torch.mm(y, self.mm).view(x.shape).relu()
+        y = torch.matmul(y, self.matmul) + (y @ self.turned.t())
+        z = torch.addmm(self.bias, y.view(-1, 8), self.scaled, alpha=0.5)  # a factor
+        z = torch.addmm(self.plane[:1], z, self.plane)  # no vector is added
+        return self.plane @ z.view(-1, 8).t()  # the matrix comes first
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_products_with_matrices_are_linear_layers(flow: str) -> None:
+    torch.manual_seed(0)
+    net, x = ByMatrix().eval(), torch.randn(2, 3, 8)
+    before = copy.deepcopy(net.state_dict())
+    quantized = llga_fuser.quantize(net, [x], config=config(flow, reduce_range=False))
+    graph = frozen(quantized, x).graph
+    layers = graph.findAllNodes("aten::linear")
+    assert len(layers) == 4
+    for layer in layers:
+        assert [i.node().kind() for i in list(layer.inputs())[:2]] == ["aten::dequantize"] * 2
+    assert len(graph.findAllNodes("aten::addmm")) == 2
+    (product,) = graph.findAllNodes("aten::matmul")
+    assert "aten::dequantize" not in [i.node().kind() for i in product.inputs()]
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 25
+        longer = torch.randn(5, 4, 8)
+        assert sqnr(quantized(longer), net(longer)) > 20
+    after = net.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+
+    kept = config(flow, keep_float=(torch.addmm, torch.mm), reduce_range=False)
+    graph = frozen(llga_fuser.quantize(net, [x], config=kept), x).graph
+    assert len(graph.findAllNodes("aten::linear")) == 2
+    assert len(graph.findAllNodes("aten::addmm")) == 3
+
+
 class Attended(Attention):
     """With PyTorch's own attention."""
 

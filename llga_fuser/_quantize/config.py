@@ -8,13 +8,16 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.ao.quantization import (
     HistogramObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
 )
+from torch.fx import Node
 
 from llga_fuser._quantize.observers import PairedMinMaxObserver, PairedPerChannelMinMaxObserver
+from llga_fuser._quantize.ops import describe
 
 __all__ = ["QuantizationConfig"]
 
@@ -115,6 +118,13 @@ class QuantizationConfig:
     def float_functions(self) -> tuple[Callable[..., Any], ...]:
         """The functions in `keep_float`."""
         return tuple(i for i in self.keep_float if not isinstance(i, (type, str)))
+
+    def function_in_float(self, node: Node) -> bool:
+        """Whether `keep_float` has the function that a node calls, or the operator is named so."""
+        if node.target in self.float_functions:
+            return True
+        names = {getattr(f, "__name__", "") for f in self.float_functions}
+        return isinstance(node.target, OpOverload) and describe(node, {}) in names
 
     def names_in_float(self, net: nn.Module) -> list[str]:
         """Of the modules that `keep_float` names or has the type of."""

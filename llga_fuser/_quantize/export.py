@@ -12,10 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.constants import attribute, put_weight, quantize_weight
-from llga_fuser._quantize.ops import Kind, describe, kind_of, use_results_of_in_place_ops
+from llga_fuser._quantize.ops import (
+    Kind,
+    describe,
+    kind_of,
+    use_linear_layers,
+    use_results_of_in_place_ops,
+)
 
 __all__ = ["ExportFlow", "plain_module", "without_unused"]
 
@@ -49,6 +56,8 @@ class ExportFlow:
         self.net = plain_module(program.module(check_guards=False))
         self._config = config
         use_results_of_in_place_ops(self.net)
+        use_linear_layers(self.net, config.function_in_float)
+        _drop_views_around_linear_layers(self.net)
         _fold_batch_norms(self.net)
         self._float_modules = set(config.names_in_float(net))
 
@@ -58,8 +67,7 @@ class ExportFlow:
 
     def is_quantized(self, node: Node) -> bool:
         """Whether an operator that could have 8-bit inputs (and weights) is to have them."""
-        function_names = {getattr(f, "__name__", "") for f in self._config.float_functions}
-        if describe(node, {}) in function_names or node.target in self._config.float_functions:
+        if self._config.function_in_float(node):
             return False
         if any(name in self._float_modules for name in _scope(node)):
             return False
@@ -199,6 +207,51 @@ def _fold_batch_norms(net: GraphModule) -> None:
         net.graph.erase_node(node)
     net.graph.eliminate_dead_code()
     net.recompile()
+
+
+def _drop_views_around_linear_layers(net: GraphModule) -> None:
+    """`linear(x.view(-1, n)).view(*x.shape[:-1], m)` is `linear(x)`.
+
+    Views would stand between the layer and the functions and sums that are computed with it.
+    """
+    for node in list(net.graph.nodes):
+        if kind_of(node, {}) is not Kind.LINEAR or not isinstance(node.args[0], Node):
+            continue
+        first = node.args[0]
+        if not _is_view(first) or not isinstance(first.args[0], Node):
+            continue
+        shape, inner, outer = (_shape(n) for n in (first.args[0], first, node))
+        if shape is None or inner is None or outer is None or len(shape) < 2:
+            continue
+        result = (*shape[:-1], outer[-1])
+        if not _is_same((shape[-1],), inner[-1:]):
+            continue
+        if not all(_is_view(u) and _is_same(_shape(u), result) for u in node.users):
+            continue
+        node.replace_input_with(first, first.args[0])
+        for view in list(node.users):
+            node.meta["val"] = view.meta["val"]
+            view.replace_all_uses_with(node)
+            net.graph.erase_node(view)
+    net.graph.eliminate_dead_code()
+    net.recompile()
+
+
+def _is_view(node: Node) -> bool:
+    return describe(node, {}) in ("view", "reshape", "_unsafe_view")
+
+
+def _shape(node: Node) -> tuple[Any, ...] | None:
+    """As far as `torch.export` knows it."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def _is_same(sizes: tuple[Any, ...] | None, others: tuple[Any, ...]) -> bool:
+    """Whatever the inputs are."""
+    if sizes is None or len(sizes) != len(others):
+        return False
+    return all(statically_known_true(a == b) for a, b in zip(sizes, others, strict=True))
 
 
 def _constant(net: GraphModule, value: object) -> Tensor | None:

@@ -18,7 +18,12 @@ from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_f
 from torch.fx import Graph, GraphModule, Node
 
 from llga_fuser._quantize.config import QuantizationConfig
-from llga_fuser._quantize.ops import Kind, kind_of, use_results_of_in_place_ops
+from llga_fuser._quantize.ops import (
+    Kind,
+    kind_of,
+    use_linear_layers,
+    use_results_of_in_place_ops,
+)
 
 __all__ = ["WHOLE", "FxFlow", "pads"]
 
@@ -50,6 +55,7 @@ class FxFlow:
         custom = PrepareCustomConfig().set_non_traceable_module_names(names)
         traced = _trace(net, arguments, names)
         use_results_of_in_place_ops(traced)
+        use_linear_layers(traced, config.function_in_float)
         self.net: GraphModule = prepare_fx(
             traced, _mapping(config, names), (), custom, backend_config=_backend()
         )
@@ -65,7 +71,7 @@ class FxFlow:
 
     def is_quantized(self, node: Node) -> bool:
         """Whether an operator that could have 8-bit inputs (and weights) is to have them."""
-        if node.target in self._config.float_functions:
+        if self._config.function_in_float(node):
             return False
         modules = self.modules()
         kind = kind_of(node, modules)

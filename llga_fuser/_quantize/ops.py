@@ -9,12 +9,16 @@ from __future__ import annotations
 import enum
 import operator
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+
+from llga_fuser._quantize.constants import attribute
 
 __all__ = [
     "CONCATENATIONS",
@@ -23,6 +27,7 @@ __all__ = [
     "Kind",
     "describe",
     "kind_of",
+    "use_linear_layers",
     "use_results_of_in_place_ops",
 ]
 
@@ -57,15 +62,15 @@ _NAMES = {
         "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
         "adaptive_avg_pool2d adaptive_avg_pool3d mean cat concat view reshape flatten unflatten "
         "squeeze unsqueeze permute transpose t swapaxes movedim expand contiguous clone detach "
-        "chunk split getitem slice select pixel_shuffle channel_shuffle dropout dropout2d identity "
-        "stochastic_depth"
+        "chunk split split_with_sizes unbind getitem slice select pixel_shuffle channel_shuffle "
+        "dropout dropout2d identity stochastic_depth"
     ),
     Kind.UNIT_RANGE: "softmax sigmoid",
 }
 _BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 # Results of these are tuples: their elements are quantized instead.
-TUPLES = frozenset({"chunk", "split"})
+TUPLES = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
 CONCATENATIONS = frozenset({"cat", "concat"})
 # In eval mode.
 IDENTITIES = frozenset({"dropout", "dropout2d", "identity", "stochastic_depth"})
@@ -157,3 +162,68 @@ def _writes(node: Node, modules: Mapping[str, nn.Module]) -> bool:
     if getattr(node.target, "__module__", "") == "_operator":
         return name in ("iadd", "isub", "imul", "itruediv")
     return name.endswith("_") and not name.endswith("__")
+
+
+def use_linear_layers(net: GraphModule, stays: Callable[[Node], bool]) -> None:
+    """Products with a constant matrix become linear layers, whose weights are quantized.
+
+    `torch.addmm(bias, x, weight)`, as GPT-2's `Conv1D` spells it, `torch.mm` and `x @ weight`; of
+    float32, without factors.
+
+    Args:
+        net: a graph of float operators.
+        stays: whether an operator is to be left as it is.
+    """
+    modules = dict(net.named_modules())
+    for node in list(net.graph.nodes):
+        found = None if stays(node) else _rows_by_matrix(node, describe(node, modules))
+        weight = found and _constant_matrix(net, found[1], modules)
+        if found is None or weight is None:
+            continue
+        rows, _, bias = found
+        if bias is not None and not _is_vector(net, bias, weight.shape[1]):
+            continue
+        name = f"_linear_{node.name}_weight"
+        net.register_buffer(name, weight.detach().t().contiguous())
+        exported = isinstance(node.target, OpOverload)
+        linear: Any = torch.ops.aten.linear.default if exported else F.linear
+        with net.graph.inserting_before(node):
+            layer = net.graph.call_function(linear, (rows, net.graph.get_attr(name), bias))
+        layer.meta.update(node.meta)
+        node.replace_all_uses_with(layer)
+        net.graph.erase_node(node)
+    net.graph.eliminate_dead_code()
+    net.recompile()
+
+
+def _rows_by_matrix(node: Node, name: str) -> tuple[Node, Node, Node | None] | None:
+    """Of a product of two values: the two, and what is added, if anything is."""
+    if node.kwargs or not all(isinstance(a, Node) for a in node.args):
+        return None
+    nodes = [a for a in node.args if isinstance(a, Node)]
+    if name == "addmm" and len(nodes) == 3:
+        return nodes[1], nodes[2], nodes[0]
+    if name in ("mm", "matmul") and len(nodes) == 2:
+        return nodes[0], nodes[1], None
+    return None
+
+
+def _constant_matrix(
+    net: GraphModule, node: Node, modules: Mapping[str, nn.Module]
+) -> Tensor | None:
+    """A float32 matrix that is an attribute of the module, or the transpose of one."""
+    turned = describe(node, modules) == "t" and isinstance(node.args[0], Node)
+    source = node.args[0] if turned else node
+    value = attribute(net, str(source.target)) if _is_attribute(source) else None
+    if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.dim() != 2:
+        return None
+    return value.t() if turned else value
+
+
+def _is_vector(net: GraphModule, node: Node, size: int) -> bool:
+    value = attribute(net, str(node.target)) if _is_attribute(node) else None
+    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.shape == (size,)
+
+
+def _is_attribute(node: object) -> TypeGuard[Node]:
+    return isinstance(node, Node) and node.op == "get_attr"

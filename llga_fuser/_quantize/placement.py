@@ -106,7 +106,7 @@ def find_places(
             # torch.ao's fused module of convolution and sum
             if node.op == "call_module" and len(inputs) > 1:
                 demand(inputs[1], node)
-        elif kind is Kind.MATMUL and is_quantized(node) and len(inputs) == 2:
+        elif kind is Kind.MATMUL and is_quantized(node) and _multiplies_activations(inputs):
             demand(inputs[0], node)
             demand(inputs[1], node)
             second.add(inputs[1])
@@ -140,6 +140,11 @@ def find_places(
     second_roots = {find(n) for n in second if n in wanted}
     places.second = {n for n in wanted if find(n) in second_roots}
     return places
+
+
+def _multiplies_activations(inputs: list[Node]) -> bool:
+    """Rather than a constant, which stays in float, and so the product does."""
+    return len(inputs) == 2 and all(i.op != "get_attr" for i in inputs)
 
 
 def _concatenated(node: Node) -> Iterable[object]:

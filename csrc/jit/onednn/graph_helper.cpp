@@ -116,6 +116,7 @@ class BlockPartitioner {
   std::vector<Proposal> propose() {
     auto found = proposeByPartitions();
     std::move(own_.begin(), own_.end(), std::back_inserter(found));
+    joinTanhGelus(found);
     addPaddings(found);
     addIdentities(found);
     std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
@@ -142,6 +143,49 @@ class BlockPartitioner {
         return proposals(partitions);
       }
     }
+  }
+
+  static bool holdsLinear(const Proposal& proposal) {
+    return std::any_of(proposal.nodes.begin(), proposal.nodes.end(), [](const Node* node) {
+      return node->kind() == torch::jit::aten::linear;
+    });
+  }
+
+  // GELU's tanh form, of which oneDNN has no op, goes with the linear layer, and maybe sum, that it
+  // alone reads, as the erf form does by oneDNN's own patterns; and so does its rounding to 8 bit.
+  static void joinTanhGelus(std::vector<Proposal>& proposals) {
+    std::unordered_map<const Node*, Proposal*> of;  // by the last node
+    for (auto& proposal : proposals) {
+      of.emplace(proposal.nodes.back(), &proposal);
+    }
+    for (auto& gelu : proposals) {
+      auto* node = gelu.nodes.front();
+      if (gelu.nodes.size() != 1 || !isTanhGelu(node)) {
+        continue;
+      }
+      const auto* data = behind(node->input(0));
+      const auto to = of.find(data->node());
+      if (to == of.end() || data->uses().size() != 1 || !holdsLinear(*to->second)) {
+        continue;
+      }
+      auto& joined = *to->second;
+      const auto take = [&](Proposal& from) {
+        joined.nodes.push_back(from.nodes.front());
+        joined.compute += from.compute;
+        joined.elementwise += from.elementwise;
+        from.nodes.clear();
+      };
+      take(gelu);
+      const auto& uses = node->output()->uses();
+      const auto rounding = uses.size() == 1 ? of.find(uses.front().user) : of.end();
+      if (rounding != of.end() && isQuantize(uses.front().user) &&
+          rounding->second->nodes.size() == 1) {
+        take(*rounding->second);
+      }
+    }
+    proposals.erase(std::remove_if(proposals.begin(), proposals.end(),
+                                   [](const Proposal& p) { return p.nodes.empty(); }),
+                    proposals.end());
   }
 
   // A padding goes with the convolution that reads it.

@@ -259,6 +259,11 @@ bool readsShape(const Node* node) {
   return node->kind() == torch::jit::aten::size || node->kind() == torch::jit::aten::dim;
 }
 
+bool isTanhGelu(const Node* node) {
+  return node->kind() == torch::jit::aten::gelu &&
+         torch::jit::toIValue(node->namedInput("approximate")) == c10::IValue("tanh");
+}
+
 bool isProduct(const Node* node) {
   using namespace torch::jit;
   switch (node->kind()) {

@@ -104,6 +104,9 @@ const Node* soleComputation(const Graph& subgraph);
 // True for convolutions and matrix products.
 bool isProduct(const Node* node);
 
+// True for aten::gelu in the form that has a tanh in the place of the erf.
+bool isTanhGelu(const Node* node);
+
 // True for an op of one tensor that gives some of its elements, each as it is; views and
 // aten::contiguous, not aten::roll.
 bool movesNumbers(const Node* node);

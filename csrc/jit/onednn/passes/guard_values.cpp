@@ -41,14 +41,9 @@ const std::unordered_set<Symbol>& kinds(const char* list) {
   return it->second;
 }
 
-// GELU's tanh form is made of ops that keep NaN.
-bool isTanhGelu(const Node* node) {
-  return node->kind() == torch::jit::aten::gelu &&
-         torch::jit::toIValue(node->namedInput("approximate")) == c10::IValue("tanh");
-}
-
 bool contains(const Node* group, const std::unordered_set<Symbol>& wanted) {
   for (const auto* node : group->g(torch::jit::attr::Subgraph)->nodes()) {
+    // GELU's tanh form is made of ops that keep NaN.
     if (wanted.count(node->kind()) != 0 && !isTanhGelu(node)) {
       return true;
     }

@@ -13,7 +13,8 @@
 // 3. An op that only moves numbers works on 8-bit ones as well:
 //      conv2d(view(dequantize(%q)))   ->  conv2d(dequantize(reshape(%q)))
 //      quantize(transpose(conv2d()))  ->  transpose(quantize(conv2d()))
-//    (reshape: other strides than those of the float value may forbid a view)
+//    (reshape: other strides than those of the float value may forbid a view). So do those that
+//    make several results.
 // 4. Max pooling and concatenation give 8-bit values of 8-bit values, and oneDNN fuses them if they
 // are
 //    quantized on both sides; the parameters are those of the side that has some:
@@ -47,8 +48,29 @@ namespace {
 using torch::jit::AliasDb;
 namespace aten = torch::jit::aten;
 
-// prim::ConstantChunk, the executor's aten::chunk: several results, each a slice.
-bool splits(const Node* node) { return node->kind() == torch::jit::prim::ConstantChunk; }
+bool makesList(const Node* node) {
+  return node->kind() == aten::split || node->kind() == aten::split_with_sizes ||
+         node->kind() == aten::chunk || node->kind() == aten::unbind;
+}
+
+// Whether a prim::ListUnpack alone reads such a list.
+bool isUnpackedList(const Node* node) {
+  return makesList(node) && node->output()->uses().size() == 1 &&
+         node->output()->uses()[0].user->kind() == torch::jit::prim::ListUnpack;
+}
+
+// Several results, each a slice: of a prim::ConstantChunk, the executor's aten::chunk, or of the
+// prim::ListUnpack of a list.
+bool splits(const Node* node) {
+  return node->kind() == torch::jit::prim::ConstantChunk ||
+         (node->kind() == torch::jit::prim::ListUnpack && isUnpackedList(node->input(0)->node()) &&
+          node->input(0)->node()->owningBlock() == node->owningBlock());
+}
+
+// What an op that moves numbers, or splits, is done to.
+Node* takerOf(Node* move) {
+  return move->kind() == torch::jit::prim::ListUnpack ? move->input(0)->node() : move;
+}
 
 // Max pooling and cat: each element of the result is one of those that come in, and which one does
 // not change if all are rounded alike.
@@ -139,7 +161,8 @@ class Preparer {
       if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node) ||
            picksNumbers(node) || isMeanOverPixels(node)) &&
           !aliases.hasWriters(node) &&
-          (node->kind() != aten::cat || !aliases.hasWriters(node->input(0)->node()))) {
+          ((node->kind() != aten::cat && takerOf(node) == node) ||
+           !aliases.hasWriters(node->input(0)->node()))) {
         pure_.insert(node);
       }
     }
@@ -158,7 +181,8 @@ class Preparer {
     if (isQuantize(node)) {
       return quantizeParams(node);
     }
-    if (movesNumbers(node) || splits(node)) {  // channels might become another dimension
+    // Channels might become another dimension.
+    if (movesNumbers(node) || splits(node) || isUnpackedList(node)) {
       auto params = paramsOfValue(node->input(0));
       return params && params->perTensor() ? params : std::nullopt;
     }
@@ -217,7 +241,8 @@ class Preparer {
     while (!node->inputs().empty() &&
            std::none_of(node->outputs().begin(), node->outputs().end(),
                         [](const Value* output) { return output->hasUses(); }) &&
-           (isQuantize(node) || isDequantize(node) || movesNumbers(node) || splits(node))) {
+           (isQuantize(node) || isDequantize(node) || movesNumbers(node) || splits(node) ||
+            makesList(node))) {
       auto* source = node->input(0)->node();
       destroy(node);
       node = source;
@@ -262,7 +287,7 @@ class Preparer {
     if (!movesNumbers(move) && !splits(move)) {
       return false;
     }
-    auto* dequantize = move->input(0)->node();
+    auto* dequantize = takerOf(move)->input(0)->node();
     const auto params = dequantizeParams(dequantize);
     if (!params || !params->perTensor() || !isPure(dequantize) || !leadsToCompute(move)) {
       return false;
@@ -382,8 +407,8 @@ class Preparer {
       return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
         return isProduct(use.user) || use.user->kind() == aten::scaled_dot_product_attention ||
                (isQuantize(use.user) && use.offset == 0) ||
-               ((movesNumbers(use.user) || splits(use.user)) && use.offset == 0 &&
-                leadsToCompute(use.user));
+               ((movesNumbers(use.user) || splits(use.user) || isUnpackedList(use.user)) &&
+                use.offset == 0 && leadsToCompute(use.user));
       });
     });
   }
@@ -392,6 +417,12 @@ class Preparer {
   Node* cloneOn(Node* move, Value* source, Node* before, at::ScalarType dtype) {
     auto* copy = graph_->createClone(move, [](Value* v) { return v; });
     copy->insertBefore(before);
+    if (auto* taker = takerOf(move); taker != move) {
+      auto* list = graph_->createClone(taker, [](Value* v) { return v; });
+      list->insertBefore(copy);
+      list->replaceInput(0, source);
+      source = list->output();
+    }
     copy->replaceInput(0, source);
     if (copy->kind() == aten::view) {
       auto* reshape = graph_->create(aten::reshape, copy->inputs(), 1);

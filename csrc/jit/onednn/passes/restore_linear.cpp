@@ -7,6 +7,8 @@
 // ->
 //   %4 : Tensor = aten::linear(%x, %transposed, %bias)
 //
+// A cast of %2, as autocast puts it there, becomes one of %x.
+//
 // The executor may have made aten::mm and aten::add of the aten::addmm before. Only for constant
 // parameters, and where %x has as many dimensions as the second view gives, which what computes it
 // has to prove: an observed type says it of one set of inputs. aten::linear makes the same views
@@ -21,6 +23,7 @@
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/known_shapes.h"
+#include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -97,6 +100,7 @@ std::optional<Product> productOf(const Value* value) {
 struct Layer {
   Node* last;
   Value* data;
+  Node* cast;         // of a view of the data, or null
   at::Tensor weight;  // inputs x outputs
   Value* bias;
 };
@@ -111,7 +115,7 @@ class Finder {
     if (!product) {
       return std::nullopt;
     }
-    Layer layer{last, nullptr, {}, product->bias};
+    Layer layer{last, nullptr, nullptr, {}, product->bias};
     at::Tensor bias;
     const bool constants =
         constantTensor(product->bias, bias) && constantTensor(product->weight, layer.weight);
@@ -120,12 +124,16 @@ class Finder {
         toIValue(sizes.back()) != c10::IValue(layer.weight.size(1))) {
       return std::nullopt;
     }
-    const auto* first = product->data->node();
+    auto* first = const_cast<Node*>(product->data->node());
+    if (castsTo(first) || first->kind() == reducedPrecisionKind()) {
+      layer.cast = first;
+      first = first->input(0)->node();
+    }
     const auto rows = sizesOfView(first);
     if (rows.size() != 2) {
       return std::nullopt;
     }
-    layer.data = const_cast<Value*>(first->input(0));
+    layer.data = first->input(0);
     if (toIValue(rows[0]) != c10::IValue(int64_t{-1}) || !isSize(rows[1], layer.data, -1) ||
         shapes_.rank(layer.data) != sizes.size() || written(layer)) {
       return std::nullopt;
@@ -156,7 +164,16 @@ void replace(const Layer& layer) {
   const torch::jit::WithInsertPoint guard(layer.last);
   auto* graph = layer.last->owningGraph();
   auto* weight = graph->insertConstant(layer.weight.t());
-  auto* linear = graph->insertNode(graph->create(aten::linear, {layer.data, weight, layer.bias}));
+  auto* data = layer.data;
+  if (layer.cast != nullptr) {
+    auto* cast = graph->insertNode(graph->createClone(layer.cast, [](Value* v) { return v; }));
+    cast->replaceInput(0, data);
+    const auto type = layer.cast->output()->type()->cast<c10::TensorType>();
+    cast->output()->setType(
+        c10::TensorType::get()->withScalarType(type ? type->scalarType() : std::nullopt));
+    data = cast->output();
+  }
+  auto* linear = graph->insertNode(graph->create(aten::linear, {data, weight, layer.bias}));
   linear->copyMetadata(layer.last);
   linear->output()->setType(layer.last->output()->type());
   layer.last->output()->replaceAllUsesWith(linear->output());

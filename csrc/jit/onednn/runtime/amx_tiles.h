@@ -15,6 +15,10 @@
 
 #include <cstdint>
 
+#ifdef LLGA_FUSER_EMULATE_AMX
+#include "jit/onednn/runtime/amx_emulated.h"
+#endif
+
 namespace llga::amx {
 namespace {
 

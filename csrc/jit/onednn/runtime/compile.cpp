@@ -37,7 +37,13 @@ class PlanCompiler {
     lower();
     if (draft_.request.division == Division::onednn || !addOwnGroup(draft_)) {
       for (const auto& partition : partitions()) {
-        add(partition, opsOf(partition));
+        const auto ops = opsOf(partition);
+        const auto* applied = activationWith(ops.front());
+        if (applied == nullptr) {
+          add(partition, ops);
+        } else if (applied->ops.front() == ops.front()) {
+          add(partition, applied->ops);  // the other partitions of it are done then
+        }
       }
     }
     return draft_.finished();
@@ -68,8 +74,11 @@ class PlanCompiler {
           layout = strided(id, operand.dtype, *operand.sizes, output_strides.at(it->second));
           result.group_outputs.emplace(id, it->second);
         } else if (const auto* applied = draft_.appliedTo(id)) {
-          layout = strided(id, at::kFloat, *draft_.lowered.operands.at(id).sizes,
-                           output_strides.at(draft_.group_outputs.at(applied->to)));
+          const auto to = draft_.group_outputs.find(applied->to);
+          if (to != draft_.group_outputs.end()) {
+            const auto& operand = draft_.lowered.operands.at(id);
+            layout = strided(id, operand.dtype, *operand.sizes, output_strides.at(to->second));
+          }
         }
         part.outputs.push_back(id);
         ports.emplace(id, layout);
@@ -169,6 +178,9 @@ class PlanCompiler {
     }
     for (const auto& applied : draft_.activations) {
       read(applied.from);
+      if (draft_.group_outputs.count(applied.to) == 0) {
+        read(applied.to);
+      }
     }
     graph.finalize();
 
@@ -190,11 +202,24 @@ class PlanCompiler {
       throw CompileError{"oneDNN left ops of the group out at these sizes"};
     }
     std::erase_if(draft_.activations, [&](const ActivationApart& applied) {
-      return std::none_of(found.begin(), found.end(), [&](const dnnl::graph::partition& partition) {
-        return opsOf(partition) == applied.ops;
+      return std::any_of(found.begin(), found.end(), [&](const dnnl::graph::partition& partition) {
+        const auto ops = opsOf(partition);
+        const auto inside = std::count_if(ops.begin(), ops.end(), [&](const OpSpec* op) {
+          return std::find(applied.ops.begin(), applied.ops.end(), op) != applied.ops.end();
+        });
+        return inside != 0 && inside != static_cast<int64_t>(ops.size());
       });
     });
     return inOrder(std::move(found));
+  }
+
+  // The activation apart that this op is part of; or null.
+  const ActivationApart* activationWith(const OpSpec* op) const {
+    const auto& all = draft_.activations;
+    const auto it = std::find_if(all.begin(), all.end(), [op](const ActivationApart& applied) {
+      return std::find(applied.ops.begin(), applied.ops.end(), op) != applied.ops.end();
+    });
+    return it == all.end() ? nullptr : &*it;
   }
 
   // In the order of the subgraph.

@@ -78,7 +78,23 @@ std::string onednnVersion() {
 
 std::string onednnHash() { return dnnl_version()->hash; }
 
+namespace {
+
+// Whether AMX's instructions are those of amx_emulated.h, which needs what else its kernels use.
+bool emulatesAmx() {
+#ifdef LLGA_FUSER_EMULATE_AMX
+  return usesAvx512Bf16() && usesAvx512Vnni();
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
 std::string effectiveIsa() {
+  if (emulatesAmx()) {
+    return "avx512_core_amx";
+  }
   switch (dnnl::get_effective_cpu_isa()) {
     case dnnl::cpu_isa::sse41:
       return "sse41";
@@ -218,7 +234,8 @@ bool usesAvx512Bf16() {
 }
 
 bool usesAmx() {
-  static const bool uses = dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx ||
+  static const bool uses = emulatesAmx() ||
+                           dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx ||
                            dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx512_core_amx_fp16;
   return uses;
 }

@@ -48,14 +48,7 @@ std::optional<ActivationApart> activationFrom(
     const std::unordered_map<size_t, size_t>& group_outputs) {
   const auto from = op.inputs()[0].id;
   const auto to = op.outputs()[0].id;
-  if (op.node()->kind() == torch::jit::aten::gelu && op.inputs().size() == 2 &&
-      op.inputs()[1].id == from) {
-    Ops ops;  // the table lowers GELU's tanh form to them
-    for (const auto& other : graph.ops) {
-      if (other.node() == op.node()) {
-        ops.push_back(&other);
-      }
-    }
+  if (auto ops = tanhGelu(op, opsOf(graph)); !ops.empty()) {
     return ActivationApart{Activation::tanh_gelu, ops, from, ops.back()->outputs()[0].id};
   }
   const auto kind = activationOf(op.kind());
@@ -88,9 +81,10 @@ int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, con
   const bool others = std::any_of(read_by.begin(), read_by.end(), [&](const OpSpec* reader) {
     return std::find(applied.ops.begin(), applied.ops.end(), reader) == applied.ops.end();
   });
+  const bool last = group_outputs.count(to.id) != 0 && readers.count(to.id) == 0;
   if (!isSlowInOnednn(applied.activation, from.dtype) || from.dtype != to.dtype || !from.sizes ||
       from.sizes != to.sizes || others || group_outputs.count(from.id) != 0 ||
-      group_outputs.count(to.id) == 0 || readers.count(to.id) != 0) {
+      (!last && applied.activation != Activation::tanh_gelu)) {
     return 0;
   }
   const auto count = c10::multiply_integers(*from.sizes);
@@ -328,6 +322,27 @@ bool paysGemm(int64_t rows, int64_t inputs, int64_t outputs, bool image) {
 
 }  // namespace
 
+Ops opsOf(const LoweredGraph& graph) {
+  Ops ops;
+  for (const auto& op : graph.ops) {
+    ops.push_back(&op);
+  }
+  return ops;
+}
+
+Ops tanhGelu(const OpSpec& op, const Ops& ops) {
+  const auto* node = op.node();
+  if (!isTanhGelu(node)) {
+    return {};
+  }
+  Ops parts;
+  std::copy_if(ops.begin(), ops.end(), std::back_inserter(parts),
+               [&](const OpSpec* part) { return part->node() == node; });
+  const bool whole = !parts.empty() && parts.front() == &op &&
+                     parts.back()->outputs()[0].id == node->output()->unique();
+  return whole ? parts : Ops{};
+}
+
 bool isGlobalMean(const OpSpec& op) {
   const auto& data = op.inputs()[0];
   if (!data.sizes || data.sizes->size() != 4) {
@@ -384,7 +399,10 @@ std::vector<ActivationApart> activationsApart(
       continue;
     }
     const auto numbers = numbersOf(*applied, graph, readers, group_outputs);
-    if (numbers > 0 && numbers <= kMost) {
+    const auto most = applied->activation == Activation::tanh_gelu
+                          ? std::numeric_limits<int64_t>::max()  // oneDNN's is slower still
+                          : kMost;
+    if (numbers > 0 && numbers <= most) {
       found.push_back(std::move(*applied));
     }
   }
@@ -521,6 +539,10 @@ std::optional<Activation> activationFrom(const Ops& ops, size_t& i, const Operan
   const auto& op = *ops[i];
   if (op.inputs()[0].id != value.id) {
     return std::nullopt;
+  }
+  if (const auto parts = tanhGelu(op, ops); !parts.empty()) {
+    i += parts.size() - 1;
+    return Activation::tanh_gelu;
   }
   const auto found = activationOf(op.kind());
   if (found == Activation::sigmoid && i + 1 < ops.size() &&

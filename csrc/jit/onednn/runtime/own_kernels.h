@@ -29,6 +29,12 @@ using Ops = std::vector<const OpSpec*>;
 // A flag that may not have been set at all.
 bool isSet(const OpSpec& op, Attr flag);
 
+Ops opsOf(const LoweredGraph& graph);
+
+// The ops that the table lowers GELU's tanh form to, if `op` is the first one of them and all are
+// among `ops`; or none.
+Ops tanhGelu(const OpSpec& op, const Ops& ops);
+
 // The mean over all pixels of an image.
 bool isGlobalMean(const OpSpec& op);
 
@@ -58,7 +64,8 @@ struct ActivationApart {
 };
 
 // Those at the end of the group, which are applied in place: of float32 results that are neither
-// tiny nor too large for the caches. `group_outputs`: index by value.
+// tiny nor too large for the caches. And GELU's tanh form, of bfloat16 too, wherever it is.
+// `group_outputs`: index by value.
 std::vector<ActivationApart> activationsApart(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs);
 

@@ -25,7 +25,7 @@ Scale scaleOf(const OpSpec& op) {
 // Finds products of 8-bit data, each from its op on.
 class Reader {
  public:
-  Reader(const Ops& ops, const LoweredGraph& graph) : graph_(graph) {
+  Reader(const Ops& ops, const LoweredGraph& graph) : graph_(graph), ops_(ops) {
     for (const auto* op : ops) {
       for (const auto& input : op->inputs()) {
         readers_[input.id].push_back(op);
@@ -195,10 +195,17 @@ class Reader {
 
   void takeActivation(FoundQuantized& found) const {
     const auto readers = readers_.find(found.result.id);
-    if (readers == readers_.end() || readers->second.size() > 2) {
+    if (readers == readers_.end()) {
       return;
     }
     const auto& first = *readers->second.front();
+    if (const auto parts = tanhGelu(first, ops_); !parts.empty()) {
+      takeTanhGelu(found, parts, readers->second);
+      return;
+    }
+    if (readers->second.size() > 2) {
+      return;
+    }
     if (readers->second.size() == 2) {
       takeSilu(found, first, *readers->second.back());
       return;
@@ -227,6 +234,18 @@ class Reader {
     found.result = first.outputs()[0];
   }
 
+  // `readers`: all that read the result so far.
+  static void takeTanhGelu(FoundQuantized& found, const Ops& parts, const Ops& readers) {
+    const bool alone = std::all_of(readers.begin(), readers.end(), [&](const OpSpec* reader) {
+      return std::find(parts.begin(), parts.end(), reader) != parts.end();
+    });
+    if (alone) {
+      found.function = Function::tanh_gelu;
+      found.ops += parts.size();
+      found.result = parts.back()->outputs()[0];
+    }
+  }
+
   // x * sigmoid(x)
   void takeSilu(FoundQuantized& found, const OpSpec& first, const OpSpec& second) const {
     const bool ordered = first.kind() == OpKind::Sigmoid;
@@ -251,17 +270,10 @@ class Reader {
   }
 
   const LoweredGraph& graph_;
+  const Ops& ops_;
   std::unordered_map<size_t, const OpSpec*> producers_;
   std::unordered_map<size_t, Ops> readers_;
 };
-
-Ops opsOf(const LoweredGraph& graph) {
-  Ops ops;
-  for (const auto& op : graph.ops) {
-    ops.push_back(&op);
-  }
-  return ops;
-}
 
 bool isOfImages(const FoundQuantized& found) {
   constexpr size_t kRank = 4;
@@ -326,7 +338,8 @@ constexpr double kMiddle = quantized::Curve::kPieces / 2.0;
 // How much of x a piece is: with the ends, where the function is 0 or x or 1 (but for less than a
 // thousandth), it is off by 2e-4 at most.
 double pieceOf(Function function) {
-  const auto end = function == Function::hardswish ? 4.0 : function == Function::gelu ? 5.5 : 12.0;
+  const bool gelu = function == Function::gelu || function == Function::tanh_gelu;
+  const auto end = function == Function::hardswish ? 4.0 : gelu ? 5.5 : 12.0;
   return end / kMiddle;
 }
 
@@ -338,6 +351,8 @@ double valueOf(Function function, double x) {
       return x / (1 + std::exp(-x));
     case Function::gelu:
       return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+    case Function::tanh_gelu:
+      return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
     case Function::sigmoid:
       return 1 / (1 + std::exp(-x));
     default:

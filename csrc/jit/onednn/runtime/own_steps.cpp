@@ -973,6 +973,15 @@ class OwnSteps {
     return true;
   }
 
+  // A group that is a linear layer with GELU's tanh form behind it, which oneDNN has no partition
+  // of. False for any other group.
+  bool productAndGelu() {
+    const auto ops = opsOf(draft_.lowered);
+    const bool has = std::any_of(ops.begin(), ops.end(),
+                                 [&](const OpSpec* op) { return !tanhGelu(*op, ops).empty(); });
+    return has && (quantizedLinear(ops) || narrowLinear(ops) || linear(ops, Way::usual));
+  }
+
   // A group that is a depthwise convolution of channels-last images in 8 bit, and maybe a pointwise
   // one before it and another one behind it: one step, by a kernel of our own. False if the group
   // or its data is anything else.
@@ -1274,8 +1283,9 @@ bool addUnlowered(PlanDraft& draft) {
 
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
-  return steps.concatAffine() || steps.expansion() || steps.quantizedBlock() ||
-         steps.squeezeExcitation() || steps.quantizedExcitation() || steps.wholeActivation();
+  return steps.productAndGelu() || steps.concatAffine() || steps.expansion() ||
+         steps.quantizedBlock() || steps.squeezeExcitation() || steps.quantizedExcitation() ||
+         steps.wholeActivation();
 }
 
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {

@@ -18,7 +18,7 @@ constexpr int64_t kPiece = 64;    // bytes of a piece
 constexpr int64_t kVectors = 4;   // registers of sums that make a piece
 constexpr int64_t kTogether = 4;  // products that one instruction adds to a sum
 
-enum class Function { none, hardswish, silu, gelu, sigmoid };
+enum class Function { none, hardswish, silu, gelu, tanh_gelu, sigmoid };
 
 // A function as pieces of cubics: of a u between i and i + 1,
 //

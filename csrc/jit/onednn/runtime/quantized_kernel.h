@@ -69,6 +69,8 @@ __m512 applied(Function function, __m512 x) {
       return Silu::of(x);
     case Function::gelu:
       return Gelu::of(x);
+    case Function::tanh_gelu:
+      return TanhGelu::of(x);
     case Function::sigmoid:
       return Sigmoid::of(x);
     default:
