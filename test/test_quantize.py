@@ -21,7 +21,7 @@ import llga_fuser
 from llga_fuser import QuantizationConfig, _models
 from llga_fuser._quantize.functions import quantize_per_tensor
 from llga_fuser._quantize.observers import PairedMinMaxObserver, PairedPerChannelMinMaxObserver
-from util import fused_graph, restored
+from util import fused_graph, has_quantized_kernels, restored
 
 IMAGE = (2, 8, 8, 8)
 FLOWS = ("fx", "export")
@@ -468,6 +468,60 @@ def test_products_with_matrices_are_linear_layers(flow: str) -> None:
     graph = frozen(llga_fuser.quantize(net, [x], config=kept), x).graph
     assert len(graph.findAllNodes("aten::linear")) == 2
     assert len(graph.findAllNodes("aten::addmm")) == 3
+
+
+class Conv1D(nn.Module):
+    """As transformers' GPT-2 has it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Any:
+        sizes = (*x.size()[:-1], self.outputs)
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(sizes)
+
+
+class Block(nn.Module):
+    """A layer of GPT-2: query, key and value are parts of one result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = Conv1D(16, 48), Conv1D(16, 16)
+        self.wide, self.narrow = Conv1D(16, 64), Conv1D(64, 16)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in self.qkv(x).split(16, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.out(y)
+        return x + self.narrow(F.gelu(self.wide(x), approximate="tanh"))
+
+
+def test_layers_of_gpt2_are_fused() -> None:
+    """Nothing stands between a product and what follows it, and parts of 8-bit values are such."""
+    torch.manual_seed(0)
+    net, x = Block().eval(), torch.randn(2, 6, 16)
+    quantized = llga_fuser.quantize(net, [x], config=config("export", reduce_range=False))
+    graph = frozen(quantized, x).graph
+    layers = graph.findAllNodes("aten::linear")
+    assert len(layers) == 4 and not graph.findAllNodes("aten::addmm")
+    after = {use.user.kind() for layer in layers for use in layer.output().uses()}
+    assert after == {"aten::quantize_per_tensor", "aten::add", "aten::gelu"}
+    with torch.no_grad():
+        fast = llga_fuser.compile(quantized, x)
+        for size in ((2, 6), (3, 9)):
+            y = torch.randn(*size, 16)
+            assert sqnr(fast(y), net(y)) > 20
+        report = llga_fuser.report(fast, x)
+    if has_quantized_kernels():
+        names = [g.name for g in report.groups]
+        layer = "dequantize+dequantize+linear"
+        assert names.count(f"{layer}+add") == 2
+        assert f"{layer}+gelu+quantize_per_tensor" in names
+        assert f"{layer}+quantize_per_tensor" in names
+        assert "dequantize+dequantize+dequantize+attention+quantize_per_tensor" in names
 
 
 class Attended(Attention):

@@ -146,9 +146,8 @@ class BlockPartitioner {
   }
 
   static bool holdsLinear(const Proposal& proposal) {
-    return std::any_of(proposal.nodes.begin(), proposal.nodes.end(), [](const Node* node) {
-      return node->kind() == torch::jit::aten::linear;
-    });
+    return std::any_of(proposal.nodes.begin(), proposal.nodes.end(),
+                       [](const Node* node) { return node->kind() == torch::jit::aten::linear; });
   }
 
   // GELU's tanh form, of which oneDNN has no op, goes with the linear layer, and maybe sum, that it
