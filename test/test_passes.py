@@ -1268,6 +1268,44 @@ def test_prepare_quantized_leaves_parts(reader: str) -> None:
     assert split.inputsAt(0).node().kind() == "aten::dequantize"
 
 
+PAD = "aten::pad(%y, %pad, %how, %none)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lifted"),
+    [
+        ("", "", True),
+        ("%none)", "%nothing)", True),
+        ("%none)", "%s)", False),  # not with zeros
+        ("%how", "%other", False),
+        ("%i : Tensor", "%j : Tensor = aten::relu(%p)\n          %i : Tensor", False),
+    ],
+    ids=["zeros", "zero", "half", "mirrored", "read twice"],
+)
+def test_prepare_quantized_lifts_quantize_above_padding(old: str, new: str, lifted: bool) -> None:
+    text = f"""
+        graph(%x : Tensor):
+          {QUANTIZED}
+          %how : str = prim::Constant[value="constant"]()
+          %other : str = prim::Constant[value="reflect"]()
+          %nothing : float = prim::Constant[value=0.]()
+          %pad : int[] = prim::Constant[value=[0, 1]]()
+          %y : Tensor = aten::tanh(%x)
+          %p : Tensor = {PAD.replace(old, new) if old else PAD}
+          %q : Tensor = aten::quantize_per_tensor(%p, %s, %z, %u8)
+          %i : Tensor = aten::int_repr(%q)
+          return (%i)
+        """
+    graph = parsed(text.replace(old, new) if "relu" in new else text)
+    plain = graph.copy()
+    _C.run_pass("prepare_quantized", graph)
+    order = ["aten::tanh", "aten::quantize_per_tensor", "llga::padded", "aten::int_repr"]
+    assert (kinds(graph) == order) == lifted, graph
+    x = 5 * torch.randn(2, 3)
+    run = torch._C._create_function_from_graph("f", graph)
+    assert torch.equal(run(x), torch._C._create_function_from_graph("plain", plain)(x))
+
+
 def test_prepare_quantized_leaves_views_of_results() -> None:
     """Nothing computes on them: the strides of a result stay eager's."""
     graph = after(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import io
 import re
@@ -21,6 +22,7 @@ import llga_fuser
 from llga_fuser import QuantizationConfig, _models
 from llga_fuser._quantize.functions import quantize_per_tensor
 from llga_fuser._quantize.observers import PairedMinMaxObserver, PairedPerChannelMinMaxObserver
+from llga_fuser._quantize.windows import take_windows_apart
 from util import fused_graph, has_quantized_kernels, restored
 
 IMAGE = (2, 8, 8, 8)
@@ -522,6 +524,73 @@ def test_layers_of_gpt2_are_fused() -> None:
         assert f"{layer}+gelu+quantize_per_tensor" in names
         assert f"{layer}+quantize_per_tensor" in names
         assert "dequantize+dequantize+dequantize+attention+quantize_per_tensor" in names
+
+
+def swin_blocks(version: int) -> nn.Module:
+    """One block whose windows lie as they come, and one whose windows are shifted."""
+    _models.load_torchvision()
+    swin = importlib.import_module("torchvision.models.swin_transformer")
+    block = swin.SwinTransformerBlockV2 if version == 2 else swin.SwinTransformerBlock
+    blocks = nn.Sequential(*(block(16, 2, [4, 4], [s, s]) for s in (0, 2))).eval()
+    for name, parameter in blocks.named_parameters():
+        if name.endswith(("bias", "bias_table")):
+            nn.init.normal_(parameter, std=0.3)
+    return blocks
+
+
+def quantized_layers(net: nn.Module, x: Tensor) -> int:
+    """How many linear layers have 8-bit data; those of constants, as position biases, have none."""
+    layers = frozen(net, x).graph.findAllNodes("aten::linear")
+    kinds = [{i.node().kind() for i in list(layer.inputs())[:2]} for layer in layers]
+    return kinds.count({"aten::dequantize"})
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("torchvision"), reason="torchvision is not installed"
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_window_attention_is_taken_apart(version: int) -> None:
+    torch.manual_seed(0)
+    net, x = swin_blocks(version), torch.randn(2, 10, 9, 16)
+    traced = torch.fx.symbolic_trace(net)
+    take_windows_apart(traced, lambda _: False)
+    names = [getattr(n.target, "__name__", "") for n in traced.graph.nodes]
+    assert names.count("attention_in_windows") == 2 and "shifted_window_attention" not in names
+    with torch.no_grad():
+        for size in ((2, 10, 9), (1, 8, 12), (3, 4, 3), (1, 5, 2)):  # the last two are not shifted
+            y = torch.randn(*size, 16)
+            torch.testing.assert_close(traced(y), net(y))
+
+    quantized = llga_fuser.quantize(net, [x], config=config("fx", reduce_range=False))
+    assert quantized_layers(quantized, x) == 8
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 20
+        fast = llga_fuser.compile(quantized, x)
+        for size in ((2, 10, 9), (1, 8, 12), (3, 9, 15)):
+            y = torch.randn(*size, 16)
+            assert sqnr(fast(y), quantized(y)) > 30
+
+    function = importlib.import_module("torchvision.models.swin_transformer")
+    kept = config("fx", keep_float=(function.shifted_window_attention,), reduce_range=False)
+    assert quantized_layers(llga_fuser.quantize(net, [x], config=kept), x) == 4
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_what_is_constant_stays_in_float(flow: str) -> None:
+    """Freezing computes it: a layer of constants is none that runs."""
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(5, 4))
+            self.inner, self.line = nn.Linear(4, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.line(x) + self.inner(self.table).sum(0)
+
+    net, x = Module().eval(), torch.randn(3, 8)
+    graph = frozen(llga_fuser.quantize(net, [x], config=config(flow)), x).graph
+    assert len(graph.findAllNodes("aten::linear")) == 1
 
 
 class Attended(Attention):

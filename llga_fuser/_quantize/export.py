@@ -18,6 +18,7 @@ from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.constants import attribute, put_weight, quantize_weight
 from llga_fuser._quantize.ops import (
     Kind,
+    constants_of,
     describe,
     kind_of,
     use_linear_layers,
@@ -60,6 +61,7 @@ class ExportFlow:
         _drop_views_around_linear_layers(self.net)
         _fold_batch_norms(self.net)
         self._float_modules = set(config.names_in_float(net))
+        self._constants = constants_of(self.net.graph)
 
     def modules(self) -> dict[str, nn.Module]:
         """Those that the graph calls, by name."""
@@ -67,7 +69,7 @@ class ExportFlow:
 
     def is_quantized(self, node: Node) -> bool:
         """Whether an operator that could have 8-bit inputs (and weights) is to have them."""
-        if self._config.function_in_float(node):
+        if self._config.function_in_float(node) or node in self._constants:
             return False
         if any(name in self._float_modules for name in _scope(node)):
             return False

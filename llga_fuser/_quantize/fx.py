@@ -20,10 +20,12 @@ from torch.fx import Graph, GraphModule, Node
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.ops import (
     Kind,
+    constants_of,
     kind_of,
     use_linear_layers,
     use_results_of_in_place_ops,
 )
+from llga_fuser._quantize.windows import take_windows_apart
 
 __all__ = ["WHOLE", "FxFlow", "pads"]
 
@@ -55,7 +57,9 @@ class FxFlow:
         custom = PrepareCustomConfig().set_non_traceable_module_names(names)
         traced = _trace(net, arguments, names)
         use_results_of_in_place_ops(traced)
+        take_windows_apart(traced, config.function_in_float)
         use_linear_layers(traced, config.function_in_float)
+        names += _called_with_constants(traced)
         self.net: GraphModule = prepare_fx(
             traced, _mapping(config, names), (), custom, backend_config=_backend()
         )
@@ -141,6 +145,14 @@ def _trace(net: nn.Module, arguments: dict[str, Any], leaves: list[str]) -> Grap
         if node.op == "placeholder" and _base_name(node) in left_out:
             _erase_assertions(graph, node)
     return GraphModule(net, graph)
+
+
+def _called_with_constants(net: GraphModule) -> list[str]:
+    """Modules that see no input of the network."""
+    constants = constants_of(net.graph)
+    calls = [n for n in net.graph.nodes if n.op == "call_module"]
+    others = {str(n.target) for n in calls if n not in constants}
+    return [str(n.target) for n in calls if n in constants and str(n.target) not in others]
 
 
 def _erase_assertions(graph: Graph, node: Node) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from llga_fuser._quantize.constants import attribute
 
@@ -25,6 +25,7 @@ __all__ = [
     "IDENTITIES",
     "TUPLES",
     "Kind",
+    "constants_of",
     "describe",
     "kind_of",
     "use_linear_layers",
@@ -129,6 +130,18 @@ def _keeps_dimensions(mean: Node) -> bool:
     """As in a squeeze and excitation, which multiplies with what it averages."""
     keepdim = mean.args[2] if len(mean.args) > 2 else mean.kwargs.get("keepdim", False)
     return keepdim is True
+
+
+def constants_of(graph: Graph) -> set[Node]:
+    """What is computed from the module's attributes alone.
+
+    Freezing computes it once, in float; quantized weights would keep it from that.
+    """
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output") and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def use_results_of_in_place_ops(net: GraphModule) -> None:

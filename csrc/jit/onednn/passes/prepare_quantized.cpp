@@ -14,7 +14,9 @@
 //      conv2d(view(dequantize(%q)))   ->  conv2d(dequantize(reshape(%q)))
 //      quantize(transpose(conv2d()))  ->  transpose(quantize(conv2d()))
 //    (reshape: other strides than those of the float value may forbid a view). So do those that
-//    make several results.
+//    make several results. So does one that pads with zeros, which copies a float value even where
+//    there is nothing to pad:
+//      quantize(pad(%x))              ->  llga::padded(quantize(%x))
 // 4. Max pooling and concatenation give 8-bit values of 8-bit values, and oneDNN fuses them if they
 // are
 //    quantized on both sides; the parameters are those of the side that has some:
@@ -39,6 +41,7 @@
 #include <unordered_set>
 
 #include "jit/onednn/passes/known_types.h"
+#include "jit/onednn/passes/padded.h"
 #include "jit/onednn/passes/passes.h"
 #include "jit/onednn/quantization.h"
 
@@ -134,6 +137,16 @@ bool isQuantized(Block* block) {
   });
 }
 
+// aten::pad with zeros.
+bool padsWithZeros(const Node* node) {
+  if (node->kind() != aten::pad || node->inputs().size() != 4) {
+    return false;
+  }
+  const auto value = torch::jit::toIValue(node->input(3));
+  return torch::jit::toIValue(node->input(2)) == c10::IValue("constant") && value &&
+         (value->isNone() || *value == c10::IValue(0.0));
+}
+
 class Preparer {
  public:
   explicit Preparer(const GraphPtr& graph) : graph_(graph) {}
@@ -159,7 +172,7 @@ class Preparer {
         collect(nested, aliases);
       }
       if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node) ||
-           picksNumbers(node) || isMeanOverPixels(node)) &&
+           picksNumbers(node) || isMeanOverPixels(node) || padsWithZeros(node)) &&
           !aliases.hasWriters(node) &&
           ((node->kind() != aten::cat && takerOf(node) == node) ||
            !aliases.hasWriters(node->input(0)->node()))) {
@@ -267,16 +280,22 @@ class Preparer {
   bool lift(Node* quantize) {
     auto* move = quantize->input(0)->node();
     const auto params = quantizeParams(quantize);
-    if (!params || !params->perTensor() || !movesNumbers(move) || takesPart(move) ||
-        !isPure(move) || !quantize->output()->hasUses() ||
-        move->owningBlock() != quantize->owningBlock() || move->output()->uses().size() != 1) {
+    // What copies a part ends there: a group may write it in one piece.
+    const bool part =
+        takesPart(move) || (move->kind() == aten::contiguous && takesPart(move->input(0)->node()));
+    const bool pads = padsWithZeros(move);
+    if (!params || !params->perTensor() || !(movesNumbers(move) || pads) || part || !isPure(move) ||
+        !quantize->output()->hasUses() || move->owningBlock() != quantize->owningBlock() ||
+        move->output()->uses().size() != 1) {
       return false;
     }
     auto* lifted = graph_->createClone(quantize, [](Value* v) { return v; });
     lifted->insertBefore(quantize);
     lifted->replaceInput(0, move->input(0));
     copyType(move->input(0), lifted->output(), params->dtype);
-    auto* moved = cloneOn(move, lifted->output(), quantize, params->dtype);
+    auto* moved = pads ? paddedOn(move, lifted->output(), quantize)
+                       : cloneOn(move, lifted->output(), quantize, params->dtype);
+    copyType(move->output(), moved->output(), params->dtype);
     pure_.insert(lifted);
     quantize->output()->replaceAllUsesWith(moved->output());
     return true;
@@ -435,6 +454,14 @@ class Preparer {
     }
     pure_.insert(copy);
     return copy;
+  }
+
+  // What pads 8-bit numbers as `pad` does floats.
+  Node* paddedOn(Node* pad, Value* source, Node* before) {
+    auto* padded = graph_->create(paddedKind(), pad->inputs());
+    padded->copyMetadata(pad)->insertBefore(before);
+    padded->replaceInput(0, source);
+    return padded;
   }
 
   // Sizes stay, strides are others.

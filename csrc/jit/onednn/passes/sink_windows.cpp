@@ -27,7 +27,6 @@
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
-#include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
 #include <limits>
@@ -37,6 +36,7 @@
 #include "jit/onednn/attention_moves.h"
 #include "jit/onednn/graph_helper.h"
 #include "jit/onednn/passes/known_shapes.h"
+#include "jit/onednn/passes/padded.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -45,31 +45,8 @@ namespace {
 namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
 using torch::jit::AliasDb;
-using torch::jit::Stack;
 using torch::jit::toIValue;
 using torch::jit::WithInsertPoint;
-
-Symbol paddedKind() {
-  static const Symbol kind = Symbol::fromQualString("llga::padded");
-  return kind;
-}
-
-void registerPadded() {
-  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
-      "llga::padded(Tensor(a) self, int[] pad, str mode, float? value) -> Tensor(a)",
-      [](Stack& stack) {
-        const auto value = torch::jit::pop(stack).toOptional<double>();
-        const auto mode = torch::jit::pop(stack).toStringView();
-        const auto pad = torch::jit::pop(stack).toIntVector();
-        auto self = torch::jit::pop(stack).toTensor();
-        const bool nothing = mode == "constant" &&
-                             static_cast<int64_t>(pad.size()) <= 2 * self.dim() &&
-                             pad.size() % 2 == 0 && self.is_contiguous() &&
-                             std::all_of(pad.begin(), pad.end(), [](auto n) { return n == 0; });
-        torch::jit::push(stack, nothing ? self : at::pad(self, pad, mode, value));
-      },
-      c10::AliasAnalysisKind::FROM_SCHEMA)});
-}
 
 std::optional<std::vector<int64_t>> intsOf(const Value* value) {
   const auto known = toIValue(value);
@@ -524,7 +501,6 @@ class Sinker {
 }  // namespace
 
 void sinkWindows(const GraphPtr& graph) {
-  registerPadded();
   Sinker(graph).run(graph->block());
   torch::jit::EliminateDeadCode(graph);
 }
