@@ -1167,6 +1167,59 @@ def kernels(script: Any, *inputs: Tensor) -> list[str]:
     return [p.implementation.split(":")[0] for group in groups for p in group.primitives]
 
 
+class Normed(NamedTuple):
+    size: tuple[int, ...]
+    weight: bool = True
+    dtype: torch.dtype = torch.quint8
+    mean: float = 0.0
+    own: bool = True
+    code: str = "rows"
+
+
+NORMED = {
+    "rows": Normed((3, 7, 96)),
+    "uneven": Normed((40, 37)),
+    "few numbers": Normed((9, 5)),
+    "many rows": Normed((2, 900, 64)),
+    "plain": Normed((6, 48), weight=False),
+    "mean far from zero": Normed((6, 83), mean=1e4),
+    "signed": Normed((6, 48), dtype=torch.qint8, own=False),
+    "transposed": Normed((4, 48, 6), own=False, code="transposed"),
+    "read twice": Normed((6, 48), own=False, code="twice"),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", NORMED)
+@pytest.mark.usefixtures("all_threads")
+def test_layer_norms_that_are_rounded(case: str, threads: int) -> None:
+    """One pass over the data, by a kernel of our own."""
+    torch.set_num_threads(threads)
+    c = NORMED[case]
+    columns = c.size[-2] if c.code == "transposed" else c.size[-1]
+    norm = nn.LayerNorm(columns, elementwise_affine=c.weight).requires_grad_(False)
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, -2, 2)
+    zero = 0 if c.dtype == torch.qint8 else 110
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = norm(x.transpose(1, 2) if c.code == "transposed" else x)
+            z = qdq(y, 0.03, zero, c.dtype)
+            return z + y if c.code == "twice" else z
+
+    x = torch.randn(c.size) + c.mean
+    x.view(-1)[: c.size[-1]] = 3  # all alike
+    module = Module().eval()
+    run(module, (x,), step=0.03, apart=0.05, groups=None)
+    with torch.no_grad():
+        script = to_script(module, (x,))
+        for _ in range(3):
+            script(x)
+    own = "llga_layer_norm" in kernels(script, x)
+    assert own == (c.own and has_own_kernels())
+
+
 class Excited(NamedTuple):
     """A squeeze and excitation in 8 bit: sizes of the images, hidden channels, what it does."""
 

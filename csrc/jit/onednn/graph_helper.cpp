@@ -116,7 +116,7 @@ class BlockPartitioner {
   std::vector<Proposal> propose() {
     auto found = proposeByPartitions();
     std::move(own_.begin(), own_.end(), std::back_inserter(found));
-    joinTanhGelus(found);
+    joinReaders(found);
     addPaddings(found);
     addIdentities(found);
     std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
@@ -145,46 +145,50 @@ class BlockPartitioner {
     }
   }
 
-  static bool holdsLinear(const Proposal& proposal) {
+  static bool holds(const Proposal& proposal, torch::jit::Symbol kind) {
     return std::any_of(proposal.nodes.begin(), proposal.nodes.end(),
-                       [](const Node* node) { return node->kind() == torch::jit::aten::linear; });
+                       [kind](const Node* node) { return node->kind() == kind; });
   }
 
-  // GELU's tanh form, of which oneDNN has no op, goes with the linear layer, and maybe sum, that it
-  // alone reads, as the erf form does by oneDNN's own patterns; and so does its rounding to 8 bit.
-  static void joinTanhGelus(std::vector<Proposal>& proposals) {
+  // What oneDNN has no patterns for, but our kernels take: GELU's tanh form goes with the linear
+  // layer, and maybe sum, that it alone reads, as the erf form does; and what alone rounds this or
+  // a layer norm to 8 bit goes with it.
+  static void joinReaders(std::vector<Proposal>& proposals) {
     std::unordered_map<const Node*, Proposal*> of;  // by the last node
     for (auto& proposal : proposals) {
       of.emplace(proposal.nodes.back(), &proposal);
     }
-    for (auto& gelu : proposals) {
-      auto* node = gelu.nodes.front();
-      if (gelu.nodes.size() != 1 || !isTanhGelu(node)) {
+    // The proposal of the one node that reads what `from` gives, if it is nothing else.
+    const auto readerOf = [&](const Proposal& from) -> Proposal* {
+      const auto& uses = from.nodes.back()->output()->uses();
+      const auto reader = uses.size() == 1 ? of.find(uses.front().user) : of.end();
+      const bool alone = reader != of.end() && reader->second->nodes.size() == 1;
+      return alone ? reader->second : nullptr;
+    };
+    const auto take = [&](Proposal& joined, Proposal& reader) {
+      joined.nodes.push_back(reader.nodes.front());
+      joined.compute += reader.compute;
+      joined.elementwise += reader.elementwise;
+      of[reader.nodes.front()] = &joined;
+      reader.nodes.clear();
+    };
+    for (auto& proposal : proposals) {
+      if (proposal.nodes.empty() || proposal.nodes.back()->outputs().size() != 1) {
         continue;
       }
-      const auto* data = behind(node->input(0));
-      const auto to = of.find(data->node());
-      if (to == of.end() || data->uses().size() != 1 || !holdsLinear(*to->second)) {
-        continue;
+      bool rounds = proposal.nodes.size() == 1 && holds(proposal, torch::jit::aten::layer_norm);
+      auto* reader = readerOf(proposal);
+      if (reader != nullptr && isTanhGelu(reader->nodes.front()) &&
+          holds(proposal, torch::jit::aten::linear)) {
+        take(proposal, *reader);
+        reader = readerOf(proposal);
+        rounds = true;
       }
-      auto& joined = *to->second;
-      const auto take = [&](Proposal& from) {
-        joined.nodes.push_back(from.nodes.front());
-        joined.compute += from.compute;
-        joined.elementwise += from.elementwise;
-        from.nodes.clear();
-      };
-      take(gelu);
-      const auto& uses = node->output()->uses();
-      const auto rounding = uses.size() == 1 ? of.find(uses.front().user) : of.end();
-      if (rounding != of.end() && isQuantize(uses.front().user) &&
-          rounding->second->nodes.size() == 1) {
-        take(*rounding->second);
+      if (rounds && reader != nullptr && isQuantize(reader->nodes.front())) {
+        take(proposal, *reader);
       }
     }
-    proposals.erase(std::remove_if(proposals.begin(), proposals.end(),
-                                   [](const Proposal& p) { return p.nodes.empty(); }),
-                    proposals.end());
+    std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });
   }
 
   // A padding goes with the convolution that reads it.

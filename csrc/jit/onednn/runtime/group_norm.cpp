@@ -246,11 +246,27 @@ void GroupNorm::runAs(const T* from, const float* weight, const float* bias, T* 
   });
 }
 
+namespace {
+
+// Rows of which a thread takes no fewer.
+int64_t fewestRows(int64_t columns) {
+  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
+  return std::max<int64_t>(1, kForOne / columns);
+}
+
+}  // namespace
+
+void layerNormRowsToBytes(const float* from, int64_t rows, int64_t columns, float epsilon,
+                          const float* scale, const float* shift, uint8_t* to) {
+  at::parallel_for(0, rows, fewestRows(columns), [&](int64_t first, int64_t last) {
+    vector_loops::kernels().centreEachRow(from + first * columns, last - first, columns, epsilon,
+                                          scale, shift, to + first * columns);
+  });
+}
+
 void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
                  const float* weight, float* to) {
-  constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
-  const auto grain = std::max<int64_t>(1, kForOne / columns);
-  at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
+  at::parallel_for(0, rows, fewestRows(columns), [&](int64_t first, int64_t last) {
     vector_loops::kernels().normalizeEachRow(from + first * columns, last - first, columns, epsilon,
                                              weight, to + first * columns);
   });

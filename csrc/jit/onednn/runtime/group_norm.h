@@ -1,5 +1,5 @@
 // Group norms of float32 or bfloat16 data, which are instance norms with a group for each channel,
-// and an activation behind them; root-mean-square norms.
+// and an activation behind them; root-mean-square norms; layer norms that are rounded to 8 bit.
 //
 // oneDNN has none before 3.6, and PyTorch's take the activation apart. Means and variances are
 // joined from those of parts, without sums of squares of the numbers, which lose digits where the
@@ -47,5 +47,15 @@ struct GroupNorm {
 // PyTorch does. Needs AVX2 and FMA.
 void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
                  const float* weight, float* to);
+
+// Layer norms of rows of float32 numbers, one behind the other, in 8 bit: of the mean m and
+// variance v of from[r][.]
+//
+//   to[r][.] = (from[r][.] - m) / sqrt(v + epsilon) * scale[.] + shift[.]
+//
+// cut off at 0 and 255, and rounded to the nearest, of two to the even one; NaN becomes any number.
+// Likewise.
+void layerNormRowsToBytes(const float* from, int64_t rows, int64_t columns, float epsilon,
+                          const float* scale, const float* shift, uint8_t* to);
 
 }  // namespace llga

@@ -973,6 +973,56 @@ class OwnSteps {
     return true;
   }
 
+  // A group that is a layer norm of rows, rounded to 8 bit. False for any other group.
+  bool roundedLayerNorm() {
+    const auto& ops = draft_.lowered.ops;
+    if (ops.size() != 2 || !ownKernelsAnywhere() || ops[0].kind() != OpKind::LayerNorm ||
+        ops[1].kind() != OpKind::Quantize) {
+      return false;
+    }
+    const auto& inputs = ops[0].inputs();  // data, and maybe weight and bias
+    const auto& data = inputs[0];
+    const auto& result = ops[1].outputs()[0];
+    const auto to = unsignedScale(ops[1]);
+    const auto isConstant = [&](const Operand& operand) {
+      return draft_.lowered.operands.at(operand.id).constant;
+    };
+    if (!to || data.dtype != at::kFloat || !data.sizes || !draft_.knownSlot(data.id) ||
+        !std::all_of(inputs.begin() + 1, inputs.end(), isConstant) ||
+        !isContiguous(draft_.inputLayout(data.id))) {
+      return false;
+    }
+    const auto strides = c10::TensorType::contiguousStridesOf(*data.sizes);
+    if (!draft_.mayHaveStrides(result.id, strides)) {
+      return false;
+    }
+    const auto columns = data.sizes->back();
+    auto scale = at::ones({columns}, at::kDouble);
+    auto shift = at::zeros({columns}, at::kDouble);
+    if (inputs.size() == 3) {
+      scale = draft_.constantTensor(inputs[1].id).to(at::kDouble);
+      shift = draft_.constantTensor(inputs[2].id).to(at::kDouble);
+    }
+    Plan::Step step;
+    bindData(step, data);
+    const auto keep = [&](const at::Tensor& numbers) {
+      const auto [slot, layout] = keptAsFloats(data.id, numbers);
+      step.inputs.emplace_back(slot, layout);
+    };
+    keep(scale / to->scale);
+    keep(shift / to->scale + static_cast<double>(to->zero_point));
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    step.kernel = {[rows = c10::multiply_integers(*data.sizes) / columns, columns,
+                    epsilon = ops[0].get_attr<float>(Attr::epsilon)](auto from, auto to) {
+                     auto numbers = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     layerNormRowsToBytes(numbers(0), rows, columns, epsilon, numbers(1),
+                                          numbers(2), static_cast<uint8_t*>(to[0]));
+                   },
+                   "layer_norm", "llga_layer_norm"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A group that is a linear layer with GELU's tanh form behind it, which oneDNN has no partition
   // of. False for any other group.
   bool productAndGelu() {
@@ -1283,9 +1333,9 @@ bool addUnlowered(PlanDraft& draft) {
 
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
-  return steps.productAndGelu() || steps.concatAffine() || steps.expansion() ||
-         steps.quantizedBlock() || steps.squeezeExcitation() || steps.quantizedExcitation() ||
-         steps.wholeActivation();
+  return steps.productAndGelu() || steps.roundedLayerNorm() || steps.concatAffine() ||
+         steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
+         steps.quantizedExcitation() || steps.wholeActivation();
 }
 
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {

@@ -62,6 +62,11 @@ struct Kernels {
   void (*normalizeEachRow)(const float* from, int64_t rows, int64_t columns, float epsilon,
                            const float* weight, float* to);
 
+  // In 8 bit, of the mean m and variance v of from[r][.]:
+  //   to[r][.] = (from[r][.] - m) / sqrt(v + epsilon) * scale[.] + shift[.]
+  void (*centreEachRow)(const float* from, int64_t rows, int64_t columns, float epsilon,
+                        const float* scale, const float* shift, uint8_t* to);
+
   // Of 8-bit numbers, sumRows() and affineRows(). What is stored in 8 bit is cut off at 0 and 255,
   // and rounded to the nearest, of two to the even one; NaN becomes any of them.
   void (*sumRowsOfBytes)(const uint8_t* from, int64_t rows, int64_t columns, float* to);

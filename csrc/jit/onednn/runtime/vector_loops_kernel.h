@@ -164,6 +164,32 @@ void normalizeEachRow(const float* from, int64_t rows, int64_t columns, float ep
   }
 }
 
+void centreEachRow(const float* from, int64_t rows, int64_t columns, float epsilon,
+                   const float* scale, const float* shift, uint8_t* to) {
+  const auto count = static_cast<float>(columns);
+  const auto whole = columns / kWidth * kWidth;  // numbers in full vectors
+  for (int64_t row = 0; row < rows; ++row, from += columns, to += columns) {
+    const auto mean = sumOfRow(from, columns, [](Vector x) { return x; }) / count;
+    auto squares = sumOfRow(from, whole, [mean](Vector x) {
+      const Vector apart = x - mean;
+      return apart * apart;
+    });
+    for (auto c = whole; c < columns; ++c) {
+      squares += (from[c] - mean) * (from[c] - mean);
+    }
+    const auto factor = 1 / __builtin_sqrtf(squares / count + epsilon);
+    for (int64_t c = 0; c < whole; c += kWidth) {
+      const Vector x = (loadVector(from + c) - mean) * factor;
+      storeVector(to + c, x * loadVector(scale + c) + loadVector(shift + c));
+    }
+    if (const auto rest = columns - whole; rest != 0) {
+      const Vector x = (loadFirst(from + whole, rest) - mean) * factor;
+      const Vector y = x * loadFirst(scale + whole, rest) + loadFirst(shift + whole, rest);
+      storeFirst(to + whole, y, rest);
+    }
+  }
+}
+
 // Those of a few rows each, which stay in the first level of cache, are joined: T. F. Chan, G. H.
 // Golub, R. J. LeVeque, Algorithms for computing the sample variance (1983).
 template <typename T>
@@ -338,6 +364,7 @@ constexpr Kernels kKernels{kFunctions<float>,
                            kFunctions<Bfloat16>,
                            narrowRows,
                            normalizeEachRow,
+                           centreEachRow,
                            sumRows<uint8_t>,
                            affineRows<uint8_t, uint8_t>,
                            affineRows<float, uint8_t>,
