@@ -54,12 +54,12 @@ class FxFlow:
     ) -> None:
         # torch.ao's reference modules know no padding but zeros.
         names = [*config.names_in_float(net), *(n for n, m in net.named_modules() if pads(m))]
-        custom = PrepareCustomConfig().set_non_traceable_module_names(names)
         traced = _trace(net, arguments, names)
         use_results_of_in_place_ops(traced)
         take_windows_apart(traced, config.function_in_float)
         use_linear_layers(traced, config.function_in_float)
         names += _called_with_constants(traced)
+        custom = PrepareCustomConfig().set_non_traceable_module_names(names)
         self.net: GraphModule = prepare_fx(
             traced, _mapping(config, names), (), custom, backend_config=_backend()
         )

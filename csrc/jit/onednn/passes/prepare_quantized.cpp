@@ -255,7 +255,7 @@ class Preparer {
            std::none_of(node->outputs().begin(), node->outputs().end(),
                         [](const Value* output) { return output->hasUses(); }) &&
            (isQuantize(node) || isDequantize(node) || movesNumbers(node) || splits(node) ||
-            makesList(node))) {
+            makesList(node) || padsWithZeros(node))) {
       auto* source = node->input(0)->node();
       destroy(node);
       node = source;
