@@ -1639,6 +1639,17 @@ PATTERNS = [
         n=lambda: nn.LayerNorm(16),
         f32_residual=True,
     ),
+    pattern(  # as in Swin V2; oneDNN 3.7 would forget the sum
+        "residual_behind_norm",
+        "x = x + self.n(self.l(x)); return self.o(self.m(x)) + x",
+        "linear layer_norm",
+        inputs=[(2, 5, 16)],
+        l=(16, 16),
+        m=(16, 16),
+        n=lambda: nn.LayerNorm(16),
+        o=lambda: nn.LayerNorm(16),
+        f32_residual=True,
+    ),
     pattern(
         "convnext_block",
         "y = self.n(self.c(x).permute(0, 2, 3, 1)); "
