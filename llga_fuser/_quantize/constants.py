@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-__all__ = ["attribute", "put_weight", "quantize_weight"]
+__all__ = ["attribute", "constant_of", "put_weight", "quantize_weight"]
 
 
 def attribute(net: nn.Module, name: str) -> object:
@@ -17,6 +17,14 @@ def attribute(net: nn.Module, name: str) -> object:
     for part in name.split("."):
         value = getattr(value, part)
     return value
+
+
+def constant_of(net: GraphModule, value: object) -> Tensor | None:
+    """The tensor that a `get_attr` node reads, detached; None for anything else."""
+    if not isinstance(value, Node) or value.op != "get_attr":
+        return None
+    found = attribute(net, str(value.target))
+    return found.detach() if isinstance(found, Tensor) else None
 
 
 def put_weight(net: GraphModule, place: Node, quantized: Tensor) -> Node:

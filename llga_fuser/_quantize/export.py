@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llga_fuser._quantize.config import QuantizationConfig
-from llga_fuser._quantize.constants import attribute, put_weight, quantize_weight
+from llga_fuser._quantize.constants import attribute, constant_of, put_weight, quantize_weight
 from llga_fuser._quantize.ops import (
     Kind,
     constants_of,
@@ -170,11 +170,8 @@ def _constant_weight(net: GraphModule, node: Node) -> Tensor | None:
     """Floating-point weights that are an attribute of the module."""
     if len(node.args) <= _WEIGHT:
         return None
-    weight = node.args[_WEIGHT]
-    if not isinstance(weight, Node) or weight.op != "get_attr":
-        return None
-    value = attribute(net, str(weight.target))
-    return value if isinstance(value, Tensor) and value.dtype == torch.float32 else None
+    weight = constant_of(net, node.args[_WEIGHT])
+    return weight if weight is not None and weight.dtype == torch.float32 else None
 
 
 def _fold_batch_norms(net: GraphModule) -> None:
@@ -190,11 +187,11 @@ def _fold_batch_norms(net: GraphModule) -> None:
         if weight is None or len(convolution.users) != 1:
             continue
         # batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, ...)
-        scale, shift, mean, variance = (_constant(net, a) for a in node.args[1:5])
+        scale, shift, mean, variance = (constant_of(net, a) for a in node.args[1:5])
         training, eps = node.args[5], node.args[7]
         if mean is None or variance is None or training or not isinstance(eps, float):
             continue
-        bias = _constant(net, convolution.args[2]) if len(convolution.args) > 2 else None
+        bias = constant_of(net, convolution.args[2]) if len(convolution.args) > 2 else None
         factor = (variance + eps).rsqrt() * (1 if scale is None else scale)
         offset = ((0 if bias is None else bias) - mean) * factor
         offset = offset if shift is None else offset + shift
@@ -254,10 +251,3 @@ def _is_same(sizes: tuple[Any, ...] | None, others: tuple[Any, ...]) -> bool:
     if sizes is None or len(sizes) != len(others):
         return False
     return all(statically_known_true(a == b) for a, b in zip(sizes, others, strict=True))
-
-
-def _constant(net: GraphModule, value: object) -> Tensor | None:
-    if not isinstance(value, Node) or value.op != "get_attr":
-        return None
-    found = attribute(net, str(value.target))
-    return found.detach() if isinstance(found, Tensor) else None

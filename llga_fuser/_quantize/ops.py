@@ -10,7 +10,7 @@ import enum
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from llga_fuser._quantize.constants import attribute
+from llga_fuser._quantize.constants import constant_of
 
 __all__ = [
     "CONCATENATIONS",
@@ -197,7 +197,7 @@ def use_linear_layers(net: GraphModule, stays: Callable[[Node], bool]) -> None:
         if bias is not None and not _is_vector(net, bias, weight.shape[1]):
             continue
         name = f"_linear_{node.name}_weight"
-        net.register_buffer(name, weight.detach().t().contiguous())
+        net.register_buffer(name, weight.t().contiguous())
         exported = isinstance(node.target, OpOverload)
         linear: Any = torch.ops.aten.linear.default if exported else F.linear
         with net.graph.inserting_before(node):
@@ -225,18 +225,13 @@ def _constant_matrix(
     net: GraphModule, node: Node, modules: Mapping[str, nn.Module]
 ) -> Tensor | None:
     """A float32 matrix that is an attribute of the module, or the transpose of one."""
-    turned = describe(node, modules) == "t" and isinstance(node.args[0], Node)
-    source = node.args[0] if turned else node
-    value = attribute(net, str(source.target)) if _is_attribute(source) else None
-    if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.dim() != 2:
+    turned = describe(node, modules) == "t"
+    value = constant_of(net, node.args[0] if turned else node)
+    if value is None or value.dtype != torch.float32 or value.dim() != 2:
         return None
     return value.t() if turned else value
 
 
 def _is_vector(net: GraphModule, node: Node, size: int) -> bool:
-    value = attribute(net, str(node.target)) if _is_attribute(node) else None
-    return isinstance(value, Tensor) and value.dtype == torch.float32 and value.shape == (size,)
-
-
-def _is_attribute(node: object) -> TypeGuard[Node]:
-    return isinstance(node, Node) and node.op == "get_attr"
+    value = constant_of(net, node)
+    return value is not None and value.dtype == torch.float32 and value.shape == (size,)

@@ -51,20 +51,15 @@ namespace {
 using torch::jit::AliasDb;
 namespace aten = torch::jit::aten;
 
-bool makesList(const Node* node) {
-  return node->kind() == aten::split || node->kind() == aten::split_with_sizes ||
-         node->kind() == aten::chunk || node->kind() == aten::unbind;
-}
-
-// Whether a prim::ListUnpack alone reads such a list.
+// Whether a prim::ListUnpack alone reads the list that a node makes of a tensor's parts.
 bool isUnpackedList(const Node* node) {
-  return makesList(node) && node->output()->uses().size() == 1 &&
+  return splits(node) && node->output()->uses().size() == 1 &&
          node->output()->uses()[0].user->kind() == torch::jit::prim::ListUnpack;
 }
 
 // Several results, each a slice: of a prim::ConstantChunk, the executor's aten::chunk, or of the
 // prim::ListUnpack of a list.
-bool splits(const Node* node) {
+bool givesParts(const Node* node) {
   return node->kind() == torch::jit::prim::ConstantChunk ||
          (node->kind() == torch::jit::prim::ListUnpack && isUnpackedList(node->input(0)->node()) &&
           node->input(0)->node()->owningBlock() == node->owningBlock());
@@ -171,7 +166,7 @@ class Preparer {
       for (auto* nested : node->blocks()) {
         collect(nested, aliases);
       }
-      if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || splits(node) ||
+      if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || givesParts(node) ||
            picksNumbers(node) || isMeanOverPixels(node) || padsWithZeros(node)) &&
           !aliases.hasWriters(node) &&
           ((node->kind() != aten::cat && takerOf(node) == node) ||
@@ -195,7 +190,7 @@ class Preparer {
       return quantizeParams(node);
     }
     // Channels might become another dimension.
-    if (movesNumbers(node) || splits(node) || isUnpackedList(node)) {
+    if (movesNumbers(node) || givesParts(node) || isUnpackedList(node)) {
       auto params = paramsOfValue(node->input(0));
       return params && params->perTensor() ? params : std::nullopt;
     }
@@ -254,8 +249,8 @@ class Preparer {
     while (!node->inputs().empty() &&
            std::none_of(node->outputs().begin(), node->outputs().end(),
                         [](const Value* output) { return output->hasUses(); }) &&
-           (isQuantize(node) || isDequantize(node) || movesNumbers(node) || splits(node) ||
-            makesList(node) || padsWithZeros(node))) {
+           (isQuantize(node) || isDequantize(node) || movesNumbers(node) || givesParts(node) ||
+            splits(node) || padsWithZeros(node))) {
       auto* source = node->input(0)->node();
       destroy(node);
       node = source;
@@ -293,9 +288,8 @@ class Preparer {
     lifted->insertBefore(quantize);
     lifted->replaceInput(0, move->input(0));
     copyType(move->input(0), lifted->output(), params->dtype);
-    auto* moved = pads ? paddedOn(move, lifted->output(), quantize)
+    auto* moved = pads ? paddedOn(move, lifted->output(), quantize, params->dtype)
                        : cloneOn(move, lifted->output(), quantize, params->dtype);
-    copyType(move->output(), moved->output(), params->dtype);
     pure_.insert(lifted);
     quantize->output()->replaceAllUsesWith(moved->output());
     return true;
@@ -303,7 +297,7 @@ class Preparer {
 
   // move(dequantize(%q)) -> dequantize(move(%q)), on the way to an op that multiplies or quantizes
   bool sink(Node* move) {
-    if (!movesNumbers(move) && !splits(move)) {
+    if (!movesNumbers(move) && !givesParts(move)) {
       return false;
     }
     auto* dequantize = takerOf(move)->input(0)->node();
@@ -426,7 +420,7 @@ class Preparer {
       return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
         return isProduct(use.user) || use.user->kind() == aten::scaled_dot_product_attention ||
                (isQuantize(use.user) && use.offset == 0) ||
-               ((movesNumbers(use.user) || splits(use.user) || isUnpackedList(use.user)) &&
+               ((movesNumbers(use.user) || givesParts(use.user) || isUnpackedList(use.user)) &&
                 use.offset == 0 && leadsToCompute(use.user));
       });
     });
@@ -457,10 +451,11 @@ class Preparer {
   }
 
   // What pads 8-bit numbers as `pad` does floats.
-  Node* paddedOn(Node* pad, Value* source, Node* before) {
+  Node* paddedOn(Node* pad, Value* source, Node* before, at::ScalarType dtype) {
     auto* padded = graph_->create(paddedKind(), pad->inputs());
     padded->copyMetadata(pad)->insertBefore(before);
     padded->replaceInput(0, source);
+    copyType(pad->output(), padded->output(), dtype);
     return padded;
   }
 

@@ -1005,12 +1005,8 @@ class OwnSteps {
     }
     Plan::Step step;
     bindData(step, data);
-    const auto keep = [&](const at::Tensor& numbers) {
-      const auto [slot, layout] = keptAsFloats(data.id, numbers);
-      step.inputs.emplace_back(slot, layout);
-    };
-    keep(scale / to->scale);
-    keep(shift / to->scale + static_cast<double>(to->zero_point));
+    bindParameter(step, data, scale / to->scale);
+    bindParameter(step, data, shift / to->scale + static_cast<double>(to->zero_point));
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
     step.kernel = {[rows = c10::multiply_integers(*data.sizes) / columns, columns,
                     epsilon = ops[0].get_attr<float>(Attr::epsilon)](auto from, auto to) {
