@@ -170,8 +170,9 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def engine(name: str, **values: Any) -> Engine:
-    rounds = [{"median": 1.0, "min": 1.0, "spread": 0.0, "foreign": 0.0}]
-    return Engine(name, **{"agrees": True, "median": 1.0, "rounds": rounds, **values})
+    median = values.setdefault("median", 1.0)
+    rounds = [{"median": median, "min": median, "spread": 0.0, "foreign": 0.0, "counts": True}]
+    return Engine(name, **{"agrees": True, "rounds": rounds, **values})
 
 
 @pytest.mark.parametrize(

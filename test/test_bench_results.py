@@ -25,7 +25,8 @@ OPTIONS = Options("fp32", 1, None, 2, 3, 0.1, ("eager",), 100.0, verbose=False)
 
 
 def engine(name: str, median: float, **values: Any) -> Engine:
-    rounds = [{"median": m, "min": m, "spread": 0.0, "foreign": 0.0} for m in [median] * 3]
+    one = {"median": median, "min": median, "spread": 0.0, "foreign": 0.0, "counts": True}
+    rounds = [dict(one) for _ in range(3)]
     given = {"agrees": True, "minimum": median, "first_result": 0.5, "rounds": rounds, **values}
     return Engine(name, median=median, **given)
 
@@ -72,6 +73,21 @@ def test_ratios() -> None:
     assert r.engines == pytest.approx({"eager": 8, "openvino": 2, "onnxruntime": 3})
     assert (r.fastest, r.versus_fastest) == ("openvino", pytest.approx(2))
     assert ratios(result("net", engine("eager", 1e-3))) is None
+
+
+def test_ratios_are_those_within_the_rounds_that_count() -> None:
+    def timed(name: str, *medians: float) -> Engine:
+        rounds = [{"median": m, "counts": m < 1} for m in medians]
+        return engine(name, sorted(medians)[len(medians) // 2], rounds=rounds)
+
+    # Quotients of the medians would be 2 and 1.2.
+    ours = timed("llga_fuser", 2e-3, 2e-3, 1e-3, 9.0)
+    steady = timed("openvino", 4e-3, 3e-3, 1e-3, 9.0)
+    other = timed("onnxruntime", 2e-3, 2.4e-3, 1e-3, 9.0)
+    r = ratios(result("net", steady, other, ours))
+    assert r is not None
+    assert r.engines == pytest.approx({"openvino": 1.5, "onnxruntime": 1.0})
+    assert (r.fastest, r.versus_fastest) == ("onnxruntime", pytest.approx(1.0))
 
 
 def test_summary_has_geometric_means_over_what_ran() -> None:

@@ -47,7 +47,7 @@ def speedups(results: Sequence[ModelResult]) -> tuple[str, dict[str, list[float 
             engine = result.engine(name)
             ratio = None
             if first is not None and engine is not None and engine.agrees and engine.median > 0:
-                ratio = first.median / engine.median
+                ratio = engine.times_as_fast_as(first)
             values[name].append(ratio)
     return base, values
 

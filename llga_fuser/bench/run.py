@@ -102,6 +102,19 @@ class Engine:
     def ran(self) -> bool:
         return self.failure is None and self.not_applicable is None
 
+    def times_as_fast_as(self, other: Engine) -> float:
+        """Median, over the rounds that count, of the quotient of that round's two medians.
+
+        What slows a machine for seconds slows both in a round, and leaves the quotient alone.
+        Both have run.
+        """
+        quotients = [
+            float(theirs["median"] / own["median"])
+            for own, theirs in zip(self.rounds, other.rounds, strict=True)
+            if own["counts"]
+        ]
+        return statistics.median(quotients)
+
 
 @dataclass
 class ModelResult:
@@ -275,8 +288,8 @@ def _run_engines(
         else:
             live.append((p, engine))
 
-    def each(what: str, action: Callable[[Process, Engine], None]) -> None:
-        for p, engine in list(live):
+    def each(what: str, action: Callable[[Process, Engine], None], first: int = 0) -> None:
+        for p, engine in [*live[first:], *live[:first]]:
             progress(f"{what}: {p.engine}")
             try:
                 action(p, engine)
@@ -306,7 +319,8 @@ def _run_engines(
 
     each("warm up", warm_up)
     for i in range(options.rounds):
-        each(f"round {i + 1} of {options.rounds}", timed)
+        # Each engine follows each other one: what one leaves behind is nobody's burden alone.
+        each(f"round {i + 1} of {options.rounds}", timed, first=i % max(1, len(live)))
     each("compare", finish)
     _summarise(result)
 
@@ -340,6 +354,8 @@ def _summarise(result: ModelResult) -> None:
     if done and all(e.rounds[0]["foreign"] is not None for e in done):
         result.foreign_load = max(foreign[i] for i in chosen)
     for engine in done:
+        for i, one in enumerate(engine.rounds):
+            one["counts"] = i in chosen
         rounds = [engine.rounds[i] for i in chosen]
         engine.median = statistics.median(r["median"] for r in rounds)
         engine.minimum = min(r["min"] for r in rounds)

@@ -30,9 +30,15 @@ def _ran(result: ModelResult) -> list[Engine]:
 
 
 def fastest_peer(result: ModelResult) -> Engine | None:
-    """The fastest other engine. One with wrong numbers does not count."""
+    """The other engine that comes closest to this fuser, or is ahead of it most.
+
+    Without this fuser the one with the lowest median. One with wrong numbers does not count.
+    """
     peers = [e for e in _ran(result) if not e.name.startswith("llga_") and e.agrees]
-    return min(peers, key=lambda e: e.median, default=None)
+    ours = result.engine(OURS)
+    if ours is None:
+        return min(peers, key=lambda e: e.median, default=None)
+    return min(peers, key=ours.times_as_fast_as, default=None)
 
 
 def ratios(result: ModelResult) -> Ratios | None:
@@ -40,11 +46,11 @@ def ratios(result: ModelResult) -> Ratios | None:
     ours = result.engine(OURS)
     if ours is None or not ours.median:
         return None
-    others = {e.name: e.median / ours.median for e in _ran(result) if e is not ours}
+    others = {e.name: ours.times_as_fast_as(e) for e in _ran(result) if e is not ours}
     best = fastest_peer(result)
     if best is None:
         return Ratios(others, None, None)
-    return Ratios(others, best.name, best.median / ours.median)
+    return Ratios(others, best.name, others[best.name])
 
 
 def _means(results: Iterable[ModelResult]) -> dict[str, float]:

@@ -31,7 +31,7 @@ def _time(seconds: float) -> str:
 
 
 def _ratio(base: Engine | None, engine: Engine) -> str:
-    return f"{base.median / engine.median:.2f}x" if base and base.median else "-"
+    return f"{engine.times_as_fast_as(base):.2f}x" if base else "-"
 
 
 def _error(value: float | None) -> str:
