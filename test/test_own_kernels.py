@@ -1128,6 +1128,15 @@ TILED_LINEAR = {
     "one thread": Tiled((150, 320), 200, threads=1),
     "two threads, by rows": Tiled((600, 130), 70),
     "two threads, by outputs": Tiled((90, 130), 700),
+    "nine threads, by rows": Tiled((600, 290), 70, "F.relu(self.l(x))", threads=9),
+    "nine threads, by outputs": Tiled((130, 130), 700, "F.gelu(self.l(x))", threads=9),
+    "heads": Tiled((2, 20, 64), 48, "self.l(x).view(2, 20, 4, 12).transpose(1, 2)"),
+    "heads of relu": Tiled(
+        (2, 20, 64), 48, "F.relu(self.l(x)).view(2, 20, 4, 12).permute(2, 0, 3, 1)"
+    ),
+    "heads of a sum": Tiled(
+        (2, 20, 48), 48, "(self.l(x) + x).view(2, 20, 4, 12).transpose(1, 2)", own=False
+    ),
     "sum": Tiled((40, 64), 64, "self.l(x) + x"),
     "sum first": Tiled((40, 64), 64, "x + self.l(x)"),
     "sum over its addend": Tiled((70, 64), 64, "z = torch.tanh(x * 2)\nreturn z + self.l(x)"),
@@ -1244,6 +1253,8 @@ ROWS = {
     "parts_of_blocks": Rows((390, 1700), 33, code="F.gelu(self.l(x))"),
     "parts_without_bias": Rows((9, 5003), 40, code="F.hardtanh(self.l(x), 0, 6)", bias=False),
     "many_threads": Rows((50, 100), 70, code="F.relu(self.l(x) + y)", threads=9),
+    "nine_threads": Rows((130, 300), 300, code="F.gelu(self.l(x) + y)", threads=9),
+    "nine_threads_by_rows": Rows((1000, 300), 40, code="F.relu(self.l(x))", threads=9),
     "more_threads_than_panels": Rows((300, 200), 20, code="self.l(x) + y", threads=7),
     "batch": Rows((3, 2, 16, 64), 48, code="F.relu(self.l(x) + y)"),
     "skip_before": Rows((197, 200), 100, code="y + self.l(x)"),

@@ -7,6 +7,7 @@
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/quantized_linear.h"
+#include "jit/onednn/runtime/shares.h"
 
 namespace llga {
 namespace {
@@ -182,27 +183,26 @@ void runAs(const Attention& all, const attention::Functions<T, R>& functions,
   const Pieces pieces(all);
   const auto bytes = all.type == Attention::Type::quantized ? bytesOf(all) : attention::Bytes{};
   const auto memory = arena()->allocate(static_cast<size_t>(parts * pieces.all()) * sizeof(float));
-  at::parallel_for(0, parts, 1, [&](int64_t first_part, int64_t last_part) {
-    for (auto part = first_part; part < last_part; ++part) {
-      const auto workspace = pieces.over(static_cast<float*>(memory.get()) + part * pieces.all());
-      int64_t packed = -1;
-      bool finite = false;
-      for (auto unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
-        const auto head = headOf<T, R>(all, data, unit / blocks, bytes);
-        if (readsInPlace(all)) {
-          functions.attendAlone(head, workspace.scores);
-          continue;
-        }
-        const auto key_head = unit / blocks / (all.heads / all.key_heads);
-        if (key_head != packed) {
-          finite = functions.pack(head, workspace);
-          packed = key_head;
-        }
-        const auto block = unit % blocks;
-        const auto first = all.queries * block / blocks;
-        functions.attend(head, workspace, finite, first,
-                         all.queries * (block + 1) / blocks - first);
+  // Blocks of one head share what is packed: they are parted only where heads are too few.
+  const auto together = all.batch * all.heads >= 2 * parts ? blocks : 1;
+  forShares(units, together, parts, [&](int64_t part, int64_t from, int64_t to) {
+    const auto workspace = pieces.over(static_cast<float*>(memory.get()) + part * pieces.all());
+    int64_t packed = -1;
+    bool finite = false;
+    for (auto unit = from; unit < to; ++unit) {
+      const auto head = headOf<T, R>(all, data, unit / blocks, bytes);
+      if (readsInPlace(all)) {
+        functions.attendAlone(head, workspace.scores);
+        continue;
       }
+      const auto key_head = unit / blocks / (all.heads / all.key_heads);
+      if (key_head != packed) {
+        finite = functions.pack(head, workspace);
+        packed = key_head;
+      }
+      const auto block = unit % blocks;
+      const auto first = all.queries * block / blocks;
+      functions.attend(head, workspace, finite, first, all.queries * (block + 1) / blocks - first);
     }
   });
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "jit/onednn/runtime/image_rows.h"
+#include "jit/onednn/runtime/shares.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -156,11 +157,11 @@ void DirectConvolution::run(const Data& data) const {
   const auto parts =
       std::clamp<int64_t>(std::min<int64_t>(at::get_num_threads(), products / kForOne), 1, rows);
   const auto at_once = rowsAtOnce(*this);
-  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
+  forShares(rows, 1, parts, [&](int64_t /*part*/, int64_t row, int64_t last) {
     Block block(*this, data);
-    for (auto row = rows * first / parts; row < rows * last / parts;) {
+    while (row < last) {
       const auto y = row % result_size[0];
-      const auto count = std::min({at_once, result_size[0] - y, rows * last / parts - row});
+      const auto count = std::min({at_once, result_size[0] - y, last - row});
       block.run(row / result_size[0], y, count);
       row += count;
     }

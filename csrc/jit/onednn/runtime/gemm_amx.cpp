@@ -109,7 +109,7 @@ class Multiplication {
     }
     const auto blocks = (rows + amx::kMostRows - 1) / amx::kMostRows;
     amx::Fetched fetched{reinterpret_cast<const char*>(weight + p_.weight_stride), 0};
-    if (left > kPanel) {
+    if (p_.outputs - o > kPanel) {  // if not of this task, then mostly of the thread's next
       const auto lines = p_.inputs * kPanel * int64_t{sizeof(Bfloat16)} / amx::kRowBytes;
       const auto each = blocks * steps_.count;
       fetched.lines = (lines + each - 1) / each;
@@ -187,6 +187,6 @@ void runActivated(const ProblemOf<Bfloat16, Bfloat16>& p, const Task& task, Acti
 
 }  // namespace
 
-const NarrowKernels amx{kPanel, run<float>, run<Bfloat16>, runActivated};
+const NarrowKernels amx{kPanel, amx::kMostRows, run<float>, run<Bfloat16>, runActivated};
 
 }  // namespace llga::gemm

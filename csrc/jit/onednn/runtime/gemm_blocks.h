@@ -60,6 +60,7 @@ extern const Kernels avx512;
 // With AVX-512's instructions for bfloat16, or AMX; an even number of inputs.
 struct NarrowKernels {
   int64_t panel;
+  int64_t rows;  // that are multiplied at once
   void (*toWide)(const ProblemOf<Bfloat16, float>& problem, const Task& task);
   void (*toNarrow)(const ProblemOf<Bfloat16, Bfloat16>& problem, const Task& task);
   // Likewise, with an activation behind all else, of a source in one piece; null without AMX.

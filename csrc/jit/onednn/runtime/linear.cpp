@@ -2,12 +2,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 #include <c10/util/bit_cast.h>
 
 #include <algorithm>
 #include <limits>
 
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/shares.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -68,21 +70,31 @@ void Linear::runAs(const Data& data,
   const auto panels = weightSizes()[0];
   const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
   const auto [row_parts, panel_parts] = divided(std::max<int64_t>(wanted, 1), panels);
-  at::parallel_for(0, row_parts * panel_parts, 1, [&](int64_t first, int64_t last) {
-    for (; first < last; ++first) {
-      const auto row_part = first / panel_parts;
-      const auto panel_part = first % panel_parts;
-      const auto row = rows * row_part / row_parts;
-      const auto output = panels * panel_part / panel_parts * panel;
-      const auto end = std::min(panels * (panel_part + 1) / panel_parts * panel, outputs);
-      const auto end_row = rows * (row_part + 1) / row_parts;
-      run(problem, {row, end_row - row, output, end - output});
-      for (auto r = row; activation && r < end_row; ++r) {  // while they are in this core's cache
-        auto* results = data.result + r * outputs + output;
-        vector_loops::functions<float>().activate(*activation, results, results, end - output);
-      }
+  const auto block = [&](int64_t row, int64_t end_row, int64_t first, int64_t last) {
+    const auto output = first * panel;
+    const auto count = std::min(last * panel, outputs) - output;
+    run(problem, {row, end_row - row, output, count});
+    for (auto r = row; activation && r < end_row; ++r) {  // while they are in this core's cache
+      auto* results = data.result + r * outputs + output;
+      vector_loops::functions<float>().activate(*activation, results, results, count);
     }
-  });
+  };
+  // Of rows that are divided, each part has all its panels; or the other way round.
+  if (panel_parts == 1) {
+    forShares(rows, kernels().rows, row_parts,
+              [&](int64_t /*part*/, int64_t from, int64_t to) { block(from, to, 0, panels); });
+    return;
+  }
+  forShares(row_parts * panels, 1, row_parts * panel_parts,
+            [&](int64_t /*part*/, int64_t from, int64_t to) {
+              while (from < to) {
+                const auto part = from / panels;
+                const auto end = std::min((part + 1) * panels, to);
+                block(rows * part / row_parts, rows * (part + 1) / row_parts, from - part * panels,
+                      end - part * panels);
+                from = end;
+              }
+            });
 }
 
 std::array<int64_t, 2> Linear::divided(int64_t most, int64_t panels) const {
@@ -133,10 +145,9 @@ void NarrowLinear::run(const Data& data) const {
   // What is divided is read by one thread, the other operand by all.
   const bool by_outputs = outputs >= rows && panels >= wanted;
   const auto units = by_outputs ? panels : rows;
-  const auto parts = std::clamp<int64_t>(wanted, 1, units);
-  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
-    const auto from = units * first / parts;
-    const auto to = units * last / parts;
+  const auto together = by_outputs ? 1 : gemm::amx.rows;
+  const auto parts = std::clamp<int64_t>(wanted, 1, at::ceil_div(units, together));
+  forShares(units, together, parts, [&](int64_t /*part*/, int64_t from, int64_t to) {
     const gemm::Task task =
         by_outputs ? gemm::Task{0, rows, from * panel, std::min(to * panel, outputs) - from * panel}
                    : gemm::Task{from, to - from, 0, outputs};

@@ -694,6 +694,14 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
       found.result = ops[next++]->outputs()[0];
     }
   }
+  for (; !image && !found.addend && next < ops.size(); ++next) {
+    auto moved = movedStrides(*ops[next], found.result, found.moved);
+    if (!moved) {
+      break;
+    }
+    found.moved = std::move(*moved);
+    found.result = ops[next]->outputs()[0];
+  }
   return next == ops.size() && isNarrow(found.result) && kernel.isSupported() && kernel.pays()
              ? std::optional(found)
              : std::nullopt;

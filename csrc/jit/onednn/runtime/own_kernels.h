@@ -129,6 +129,7 @@ struct FoundNarrowLinear {
   std::optional<Operand> bias;
   std::optional<Operand> addend;  // like the result
   Operand result;
+  Shape moved = {};  // as of FoundLinear
 };
 
 // A partition that is a linear layer or a pointwise convolution of bfloat16 data, with constant

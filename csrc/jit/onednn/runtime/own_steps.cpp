@@ -909,7 +909,7 @@ class OwnSteps {
     }
     const auto& result = found->result;
     const bool image = found->op->kind() == OpKind::Convolution;
-    const auto strides = rowStrides(image, found->data, found->addend, result);
+    const auto strides = rowStrides(image, found->data, found->addend, result, found->moved);
     const auto weight = draft_.constantTensor(found->weight.id);
     if (!strides || findReleasable(weight)) {
       return false;

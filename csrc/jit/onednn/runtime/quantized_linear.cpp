@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/shares.h"
 
 namespace llga {
 namespace {
@@ -66,16 +67,16 @@ void QuantizedLinear::runAs(const Data& data) const {
   constexpr int64_t kSource = 1 << 18;  // bytes of rows that stay in the second level of cache
   constexpr int64_t kFewRows = 512;     // then each thread takes some outputs of all of them
   constexpr int64_t kPanel = quantized::kVectors * kWidth;
+  constexpr int64_t kTile = 32;  // rows: of AMX's tiles, a multiple of what is multiplied at once
   const auto panels = (outputs + kPanel - 1) / kPanel;
   const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
   const bool by_outputs = rows <= kFewRows && panels >= wanted;
   const auto units = by_outputs ? panels : rows;
-  const auto parts = std::clamp<int64_t>(wanted, 1, units);
+  const auto together = by_outputs ? 1 : kTile;
+  const auto parts = std::clamp<int64_t>(wanted, 1, at::ceil_div(units, together));
   const auto* addend = static_cast<const R*>(data.addend);
   auto* result = static_cast<R*>(data.result);
-  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
-    const auto from = units * first / parts;
-    const auto to = units * last / parts;
+  forShares(units, together, parts, [&](int64_t /*part*/, int64_t from, int64_t to) {
     const auto row = by_outputs ? 0 : from;
     const auto end = by_outputs ? rows : to;
     const auto o = by_outputs ? from * kPanel : 0;

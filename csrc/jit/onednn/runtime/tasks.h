@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/shares.h"
 
 namespace llga {
 
@@ -20,12 +21,10 @@ void forTasks(int64_t tasks, int64_t bytes, const Task& task) {
   const auto parts = std::min<int64_t>(at::get_num_threads(), tasks);
   const auto stride = (bytes / kLine + 2) * kLine;  // never the same offset of a page
   const auto memory = arena()->allocate(static_cast<size_t>(parts * stride));
-  at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
-    for (; first < last; ++first) {
-      auto* own = static_cast<char*>(memory.get()) + first * stride;
-      for (auto i = tasks * first / parts; i < tasks * (first + 1) / parts; ++i) {
-        task(i, own);
-      }
+  forShares(tasks, 1, parts, [&](int64_t part, int64_t first, int64_t last) {
+    auto* own = static_cast<char*>(memory.get()) + part * stride;
+    for (auto i = first; i < last; ++i) {
+      task(i, own);
     }
   });
 }
