@@ -1134,9 +1134,7 @@ TILED_LINEAR = {
     "heads of relu": Tiled(
         (2, 20, 64), 48, "F.relu(self.l(x)).view(2, 20, 4, 12).permute(2, 0, 3, 1)"
     ),
-    "heads of a sum": Tiled(
-        (2, 20, 48), 48, "(self.l(x) + x).view(2, 20, 4, 12).transpose(1, 2)", own=False
-    ),
+    "heads of a sum": Tiled((2, 20, 48), 48, "(self.l(x) + x).view(2, 20, 4, 12).transpose(1, 2)"),
     "sum": Tiled((40, 64), 64, "self.l(x) + x"),
     "sum first": Tiled((40, 64), 64, "x + self.l(x)"),
     "sum over its addend": Tiled((70, 64), 64, "z = torch.tanh(x * 2)\nreturn z + self.l(x)"),

@@ -185,7 +185,7 @@ void runAs(const Attention& all, const attention::Functions<T, R>& functions,
   const auto memory = arena()->allocate(static_cast<size_t>(parts * pieces.all()) * sizeof(float));
   // Blocks of one head share what is packed: they are parted only where heads are too few.
   const auto together = all.batch * all.heads >= 2 * parts ? blocks : 1;
-  forShares(units, together, parts, [&](int64_t part, int64_t from, int64_t to) {
+  const auto attend = [&](int64_t part, int64_t from, int64_t to) {
     const auto workspace = pieces.over(static_cast<float*>(memory.get()) + part * pieces.all());
     int64_t packed = -1;
     bool finite = false;
@@ -204,6 +204,9 @@ void runAs(const Attention& all, const attention::Functions<T, R>& functions,
       const auto first = all.queries * block / blocks;
       functions.attend(head, workspace, finite, first, all.queries * (block + 1) / blocks - first);
     }
+  };
+  forSharesOf(units, together, parts, [&](int64_t part) {
+    return [&attend, part](int64_t from, int64_t to) { attend(part, from, to); };
   });
 }
 

@@ -157,7 +157,7 @@ void DirectConvolution::run(const Data& data) const {
   const auto parts =
       std::clamp<int64_t>(std::min<int64_t>(at::get_num_threads(), products / kForOne), 1, rows);
   const auto at_once = rowsAtOnce(*this);
-  forShares(rows, 1, parts, [&](int64_t /*part*/, int64_t row, int64_t last) {
+  forShares(rows, 1, parts, [&](int64_t row, int64_t last) {
     Block block(*this, data);
     while (row < last) {
       const auto y = row % result_size[0];

@@ -24,14 +24,11 @@ const depthwise::Kernels& depthwiseKernels() {
 // Channels that are expanded at a time: a few rows of them stay in the first level of cache.
 constexpr int64_t kChunk = 64;
 
-// Rows of the result, of some channels of an image, that one thread computes.
+// Channels that one thread computes.
 struct Part {
-  int64_t image;
-  int64_t first_row;
-  int64_t rows;
   int64_t first_channel;
   int64_t channels;
-  void* result;  // of all parts of these channels: what they add to it, where they are projected
+  void* result;  // of all images: what these channels add to it, where they are projected
 };
 
 int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
@@ -106,36 +103,41 @@ void multiply(const gemm::ProblemOf<Bfloat16, Bfloat16>& problem) {
   narrowGemm().toNarrow(problem, {0, problem.rows, 0, problem.outputs});
 }
 
-// Computes a part, block of rows by block of rows. T: of data and weights.
+// Computes what one thread takes, block of rows by block of rows, up to `step` of the result at
+// once. T: of data and weights.
 template <typename T>
-class PartOf {
+class Worker {
  public:
   static constexpr bool kNarrow = sizeof(T) != sizeof(float);
 
-  PartOf(const Expansion& e, const Expansion::Data& data, const Part& part, float* memory)
+  Worker(const Expansion& e, const Expansion::Data& data, const Part& part, int64_t step,
+         float* memory)
       : e_(e),
         data_(data),
         part_(part),
-        step_(rowsAtOnce(e, part.rows)),
-        rows_(rowsUnder(e, step_)),
+        rows_(rowsUnder(e, step)),
         width_(e.outputs != 0 ? part.channels : e.channels),
         memory_(memory),
         wide_(memory + rows_ * e.size[1] * part.channels),
-        copied_(wide_ + wideNumbers(e, step_)),
+        copied_(wide_ + wideNumbers(e, step)),
         lines_(reinterpret_cast<T*>(copied_ + copiedNumbers(e, rows_))) {}
 
   // float32 numbers of working memory.
-  static int64_t scratch(const Expansion& e, int64_t rows, int64_t channels) {
-    const auto step = rowsAtOnce(e, rows);
+  static int64_t scratch(const Expansion& e, int64_t step, int64_t channels) {
     const auto under = rowsUnder(e, step);
     return under * e.size[1] * channels + wideNumbers(e, step) + copiedNumbers(e, under) +
            (e.outputs != 0 ? step * e.result_size[1] * channels : 0);
   }
 
-  void run() {
-    const auto last = part_.first_row + part_.rows;
-    for (auto row = part_.first_row; row < last; row += step_) {
-      runBlock(row, std::min(row + step_, last));
+  // What is there of the block before is not made again, if this is the next one.
+  void run(const RowBlocks::Block& block) {
+    if (block.image != image_ || block.first_row != next_) {
+      image_ = block.image;
+      end_ = 0;
+    }
+    next_ = block.end_row;
+    if (block.first_row < block.end_row) {
+      runBlock(block.first_row, block.end_row);
     }
   }
 
@@ -166,7 +168,7 @@ class PartOf {
     const auto top = row * e_.stride - e_.padding;
     const auto first = std::max({int64_t{0}, top, end_});  // that is not there yet
     const auto last = std::min(e_.size[0], top + rowsUnder(e_, end - row));
-    const auto pixel = (part_.image * e_.result_size[0] + row) * e_.result_size[1];
+    const auto pixel = (image_ * e_.result_size[0] + row) * e_.result_size[1];
     const auto pixels = (end - row) * e_.result_size[1];
     const bool projects = e_.outputs != 0;
     auto* result = static_cast<T*>(part_.result);
@@ -224,7 +226,7 @@ class PartOf {
   // What a first convolution reads for the rows [first, end).
   void copy(const Expansion::First& f, int64_t first, int64_t end) const {
     const auto* source = static_cast<const float*>(data_.source);
-    f.rows.copy(source + part_.image * f.rows.strides[0], first * f.stride - f.padding,
+    f.rows.copy(source + image_ * f.rows.strides[0], first * f.stride - f.padding,
                 rowsUnder(f, end - first), copied_);
   }
 
@@ -247,7 +249,7 @@ class PartOf {
     auto together = rows_;
     auto row_stride = e_.size[1] * e_.inputs;
     if (!e_.first) {
-      problem.source += (part_.image * e_.size[0] + first) * row_stride;
+      problem.source += (image_ * e_.size[0] + first) * row_stride;
     } else {  // each number from a window of what copy() left
       together = 1;
       problem.source = reinterpret_cast<const T*>(copied_);
@@ -299,15 +301,16 @@ class PartOf {
 
   const Expansion& e_;
   const Expansion::Data& data_;
-  const Part& part_;
-  int64_t step_;
+  Part part_;
   int64_t rows_;   // of the image that a block reads
   int64_t width_;  // of a pixel of what the depthwise convolution leaves
   float* memory_;
   float* wide_;
-  float* copied_;    // rows of the image for a first convolution
-  T* lines_;         // what is projected
-  int64_t end_ = 0;  // of the rows that are there
+  float* copied_;  // rows of the image for a first convolution
+  T* lines_;       // what is projected
+  int64_t image_ = -1;
+  int64_t next_ = 0;  // row of the result
+  int64_t end_ = 0;   // of the image's rows that are there
 };
 
 }  // namespace
@@ -369,9 +372,8 @@ void Expansion::runAs(const Data& data) const {
   const auto panels = panelSizes(inputs, channels)[0];
   const auto [by_channel, by_row] = divided(*this, at::ceil_div(threads, images));
   const auto most = std::min(at::ceil_div(panels, by_channel) * panel, channels);
-  const auto floats =
-      std::max(PartOf<T>::scratch(*this, at::ceil_div(result_size[0], by_row), most),
-               PartOf<T>::scratch(*this, result_size[0] / by_row, most));
+  const auto rows = rowsAtOnce(*this, at::ceil_div(result_size[0], by_row));
+  const auto floats = Worker<T>::scratch(*this, rows, most);
   // What the first channels are projected to is the result, to which the others' is added.
   const auto results = images * result_size[0] * result_size[1] * outputs;
   const auto apart = (by_channel - 1) * results;
@@ -379,18 +381,31 @@ void Expansion::runAs(const Data& data) const {
       apart != 0 ? arena()->allocate(static_cast<size_t>(apart) * sizeof(float)) : at::DataPtr();
   auto* others = static_cast<float*>(sums.get());
   const auto bytes = floats * static_cast<int64_t>(sizeof(float));
-  forTasks(images * by_channel * by_row, bytes, [&](int64_t i, void* memory) {
-    const auto c = i % by_channel;
-    const auto r = i / by_channel % by_row;
-    const auto row = result_size[0] * r / by_row;
+  const RowBlocks blocks(result_size[0], by_row, rows);
+  const auto partOf = [&](int64_t c) -> Part {
     const auto channel = panels * c / by_channel * panel;
-    const Part part{i / by_channel / by_row,
-                    row,
-                    result_size[0] * (r + 1) / by_row - row,
-                    channel,
-                    std::min(panels * (c + 1) / by_channel * panel, channels) - channel,
-                    apart != 0 && c > 0 ? others + (c - 1) * results : data.result};
-    PartOf<T>(*this, data, part, static_cast<float*>(memory)).run();
+    return {channel, std::min(panels * (c + 1) / by_channel * panel, channels) - channel,
+            c > 0 && apart != 0 ? others + (c - 1) * results : data.result};
+  };
+  if (by_channel == 1) {
+    forTasksOf(images * blocks.ofImage(), bytes, [&](void* memory) {
+      return
+          [&blocks, worker = Worker<T>(*this, data, partOf(0), rows, static_cast<float*>(memory))](
+              int64_t first, int64_t last) mutable {
+            for (; first < last; ++first) {
+              worker.run(blocks.at(first));
+            }
+          };
+    });
+    return;
+  }
+  // Channels are not divided further: a thread reads the weights of its own.
+  const auto each = blocks.ofImage() / by_row;
+  forTasks(images * by_channel * by_row, bytes, [&](int64_t i, void* memory) {
+    Worker<T> worker(*this, data, partOf(i % by_channel), rows, static_cast<float*>(memory));
+    for (auto block = i / by_channel * each; block < (i / by_channel + 1) * each; ++block) {
+      worker.run(blocks.at(block));
+    }
   });
   if (apart != 0) {
     constexpr int64_t kForOne = 1 << 12;  // numbers

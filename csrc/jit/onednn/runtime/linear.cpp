@@ -82,19 +82,18 @@ void Linear::runAs(const Data& data,
   // Of rows that are divided, each part has all its panels; or the other way round.
   if (panel_parts == 1) {
     forShares(rows, kernels().rows, row_parts,
-              [&](int64_t /*part*/, int64_t from, int64_t to) { block(from, to, 0, panels); });
+              [&](int64_t from, int64_t to) { block(from, to, 0, panels); });
     return;
   }
-  forShares(row_parts * panels, 1, row_parts * panel_parts,
-            [&](int64_t /*part*/, int64_t from, int64_t to) {
-              while (from < to) {
-                const auto part = from / panels;
-                const auto end = std::min((part + 1) * panels, to);
-                block(rows * part / row_parts, rows * (part + 1) / row_parts, from - part * panels,
-                      end - part * panels);
-                from = end;
-              }
-            });
+  forShares(row_parts * panels, 1, row_parts * panel_parts, [&](int64_t from, int64_t to) {
+    while (from < to) {
+      const auto part = from / panels;
+      const auto end = std::min((part + 1) * panels, to);
+      block(rows * part / row_parts, rows * (part + 1) / row_parts, from - part * panels,
+            end - part * panels);
+      from = end;
+    }
+  });
 }
 
 std::array<int64_t, 2> Linear::divided(int64_t most, int64_t panels) const {
@@ -147,7 +146,7 @@ void NarrowLinear::run(const Data& data) const {
   const auto units = by_outputs ? panels : rows;
   const auto together = by_outputs ? 1 : gemm::amx.rows;
   const auto parts = std::clamp<int64_t>(wanted, 1, at::ceil_div(units, together));
-  forShares(units, together, parts, [&](int64_t /*part*/, int64_t from, int64_t to) {
+  forShares(units, together, parts, [&](int64_t from, int64_t to) {
     const gemm::Task task =
         by_outputs ? gemm::Task{0, rows, from * panel, std::min(to * panel, outputs) - from * panel}
                    : gemm::Task{from, to - from, 0, outputs};

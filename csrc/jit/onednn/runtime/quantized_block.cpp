@@ -19,22 +19,16 @@ using quantized::kWidth;
 
 const quantized::Kernels& kernels() { return QuantizedLinear::kernels(); }
 
-// Rows of the result of one image, that one thread computes.
-struct Part {
-  int64_t image;
-  int64_t first_row;
-  int64_t rows;
-};
-
-// Computes a part, block of rows by block of rows.
-class PartOf {
+// Computes what one thread takes, block of rows by block of rows; up to `rows` of the result at
+// once.
+class Worker {
  public:
-  PartOf(const QuantizedBlock& b, const QuantizedBlock::Data& data, const Part& part,
-         uint8_t* memory)
-      : b_(b), data_(data), part_(part), sizes_(b, part.rows), memory_(memory) {
+  Worker(const QuantizedBlock& b, const QuantizedBlock::Data& data, int64_t rows, uint8_t* memory)
+      : b_(b), data_(data), sizes_(b, rows), memory_(memory) {
     blank_ = memory_ + sizes_.pieces();
     lines_ = blank_ + sizes_.pitch * kPiece;
     places_ = reinterpret_cast<int32_t*>(lines_ + sizes_.lines);
+    pad();
   }
 
   // Bytes of working memory.
@@ -44,18 +38,22 @@ class PartOf {
            s.slots * b.size[1] * static_cast<int64_t>(sizeof(int32_t));
   }
 
-  void run() {
-    pad();
-    const auto last = part_.first_row + part_.rows;
-    for (auto row = part_.first_row; row < last; row += sizes_.step) {
-      runBlock(row, std::min(row + sizes_.step, last));
+  // What is there of the block before is not made again, if this is the next one.
+  void run(const RowBlocks::Block& block) {
+    if (block.image != image_ || block.first_row != next_) {
+      image_ = block.image;
+      end_ = 0;
+    }
+    next_ = block.end_row;
+    if (block.first_row < block.end_row) {
+      runBlock(block.first_row, block.end_row);
     }
   }
 
  private:
   struct Sizes {
     Sizes(const QuantizedBlock& b, int64_t rows)
-        : step(rowsAtOnce(rows, b.size[1], b.stride, b.outputs != 0 ? b.result_size[1] : 0)),
+        : step(rows),
           slots(rowsUnder(step, b.window, b.stride)),
           pitch(std::max(b.padding + b.size[1], rowsUnder(b.result_size[1], b.window, b.stride))),
           vectors(at::round_up(b.channels, kWidth) / kWidth),
@@ -97,7 +95,7 @@ class PartOf {
     const auto last = std::min(b_.size[0], top + rowsUnder(end - row, b_.window, b_.stride));
     const bool projects = b_.outputs != 0;
     const auto width = projects ? sizes_.vectors * kWidth : b_.channels;
-    const auto pixel = (part_.image * b_.result_size[0] + row) * b_.result_size[1];
+    const auto pixel = (image_ * b_.result_size[0] + row) * b_.result_size[1];
     auto* lines = projects ? lines_ : data_.result + pixel * width;
     if (b_.inputs != 0) {
       place(first, last);
@@ -138,7 +136,7 @@ class PartOf {
   // Makes the rows [first, last) of a chunk: `channels` from `channel` on.
   void expand(int64_t first, int64_t last, int64_t channel, int64_t channels,
               uint8_t* chunk) const {
-    const auto from = (part_.image * b_.size[0] + first) * b_.size[1];
+    const auto from = (image_ * b_.size[0] + first) * b_.size[1];
     if (b_.inputs == 0) {
       const auto present = std::min(b_.channels - channel, channels);
       for (auto y = first; y < last; ++y) {
@@ -178,13 +176,14 @@ class PartOf {
 
   const QuantizedBlock& b_;
   const QuantizedBlock::Data& data_;
-  const Part& part_;
   Sizes sizes_;
   uint8_t* memory_;  // pieces of each chunk of channels, row by row
   uint8_t* blank_;   // a row outside of the image
   uint8_t* lines_;   // what is projected
   int32_t* places_;  // of pixels that are expanded
-  int64_t end_ = 0;  // of the rows that are there
+  int64_t image_ = -1;
+  int64_t next_ = 0;  // row of the result
+  int64_t end_ = 0;   // of the image's rows that are there
 };
 
 // Of (channel, row, column).
@@ -215,13 +214,16 @@ void QuantizedBlock::run(const Data& data) const {
   const auto threads = int64_t{at::get_num_threads()};
   // Of too few images for all threads, rows are divided, of which some are expanded twice.
   const auto parts = std::min((threads + images - 1) / images, result_size[0]);
-  const auto most = (result_size[0] + parts - 1) / parts;
-  const auto bytes =
-      std::max(PartOf::scratch(*this, most), PartOf::scratch(*this, result_size[0] / parts));
-  forTasks(images * parts, bytes, [&](int64_t i, void* memory) {
-    const auto row = result_size[0] * (i % parts) / parts;
-    const Part part{i / parts, row, result_size[0] * (i % parts + 1) / parts - row};
-    PartOf(*this, data, part, static_cast<uint8_t*>(memory)).run();
+  const auto rows = rowsAtOnce(at::ceil_div(result_size[0], parts), size[1], stride,
+                               outputs != 0 ? result_size[1] : 0);
+  const RowBlocks blocks(result_size[0], parts, rows);
+  forTasksOf(images * blocks.ofImage(), Worker::scratch(*this, rows), [&](void* memory) {
+    return [&blocks, worker = Worker(*this, data, rows, static_cast<uint8_t*>(memory))](
+               int64_t first, int64_t last) mutable {
+      for (; first < last; ++first) {
+        worker.run(blocks.at(first));
+      }
+    };
   });
 }
 

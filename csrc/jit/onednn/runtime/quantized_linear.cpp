@@ -76,7 +76,7 @@ void QuantizedLinear::runAs(const Data& data) const {
   const auto parts = std::clamp<int64_t>(wanted, 1, at::ceil_div(units, together));
   const auto* addend = static_cast<const R*>(data.addend);
   auto* result = static_cast<R*>(data.result);
-  forShares(units, together, parts, [&](int64_t /*part*/, int64_t from, int64_t to) {
+  forShares(units, together, parts, [&](int64_t from, int64_t to) {
     const auto row = by_outputs ? 0 : from;
     const auto end = by_outputs ? rows : to;
     const auto o = by_outputs ? from * kPanel : 0;

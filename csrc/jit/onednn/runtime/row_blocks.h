@@ -27,4 +27,34 @@ inline int64_t rowsAtOnce(int64_t rows, int64_t width, int64_t stride, int64_t p
   return (rows + blocks - 1) / blocks;
 }
 
+// The rows of images in blocks, of up to `at_once` each. An image has parts of equal size, for as
+// many threads, of which each has whole blocks.
+class RowBlocks {
+ public:
+  struct Block {
+    int64_t image;
+    int64_t first_row;
+    int64_t end_row;
+  };
+
+  RowBlocks(int64_t rows, int64_t parts, int64_t at_once)
+      : rows_(rows), parts_(parts), each_(((rows + parts - 1) / parts + at_once - 1) / at_once) {}
+
+  int64_t ofImage() const { return parts_ * each_; }
+
+  // The i-th one of all images.
+  Block at(int64_t i) const {
+    const auto part = i % ofImage() / each_;
+    const auto first = rows_ * part / parts_;
+    const auto count = rows_ * (part + 1) / parts_ - first;
+    return {i / ofImage(), first + count * (i % each_) / each_,
+            first + count * (i % each_ + 1) / each_};
+  }
+
+ private:
+  int64_t rows_;
+  int64_t parts_;
+  int64_t each_;  // blocks of a part
+};
+
 }  // namespace llga

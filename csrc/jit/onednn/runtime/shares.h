@@ -75,22 +75,32 @@ class Shares {
   Share* shares_ = few_.data();
 };
 
-// Calls run(part, first, last) until all of [0, units) is done, in ranges that begin at multiples
-// of `together`; at the same time only with different parts, of which there are `parts`.
-template <typename Run>
-void forShares(int64_t units, int64_t together, int64_t parts, const Run& run) {
+// Does [0, units) in ranges that begin at multiples of `together`, by up to `parts` threads: each
+// calls make(part), with a part of its own, and what that returns with the first unit of each range
+// that it takes and the one behind the last.
+template <typename Make>
+void forSharesOf(int64_t units, int64_t together, int64_t parts, const Make& make) {
   if (parts <= 1) {
-    run(0, 0, units);
+    make(0)(0, units);
     return;
   }
   together = std::max(together, at::ceil_div<int64_t>(units, std::numeric_limits<int32_t>::max()));
   Shares shares(at::ceil_div(units, together), parts);
   at::parallel_for(0, parts, 1, [&](int64_t part, int64_t end) {
     for (; part < end; ++part) {
+      auto run = make(part);
       for (auto some = shares.take(part); some.first < some.last; some = shares.take(part)) {
-        run(part, some.first * together, std::min(some.last * together, units));
+        run(some.first * together, std::min(some.last * together, units));
       }
     }
+  });
+}
+
+// Likewise, where nothing belongs to a thread: calls run(first, last).
+template <typename Run>
+void forShares(int64_t units, int64_t together, int64_t parts, const Run& run) {
+  forSharesOf(units, together, parts, [&](int64_t /*part*/) {
+    return [&](int64_t first, int64_t last) { run(first, last); };
   });
 }
 
