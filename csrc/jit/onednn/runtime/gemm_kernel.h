@@ -306,11 +306,14 @@ template <typename T, typename R, typename W = T>
 void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
   const auto blocks = (task.rows + kBlock - 1) / kBlock;
   const auto* weight = p.weight + task.first_output / kPanel * p.weight_stride;
+  // The panel behind the task is mostly the first one of the thread's next.
+  const auto end = task.first_output + task.outputs;
+  const auto* behind = end < p.outputs ? p.weight + end / kPanel * p.weight_stride : nullptr;
   for (int64_t block = 0; block < blocks; ++block) {  // of nearly the same size, as their tiles
     const auto row = task.first_row + task.rows * block / blocks;
     const auto rows = task.first_row + task.rows * (block + 1) / blocks - row;
     const Task of_block{row, rows, task.first_output, task.outputs};
-    const W* then = block + 1 < blocks ? weight : nullptr;
+    const W* then = block + 1 < blocks ? weight : behind;
     const auto parts = partsOf<R>(rows, p.inputs, p.pieces);
     if (parts == 1) {
       runBlock(p, of_block, then);

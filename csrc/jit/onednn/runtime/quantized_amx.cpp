@@ -84,7 +84,7 @@ void finishRows(const ProductOf<R>& p, int64_t row, int64_t rows, int64_t o, int
 template <typename R>
 amx::Fetched behind(const ProductOf<R>& p, const Panel& panel, int64_t blocks, int64_t steps) {
   const auto next = panel.first + panel.vectors * kWidth;
-  const auto left = (p.outputs + kWidth - 1) / kWidth * kWidth - next;
+  const auto left = (p.outputs + kWidth - 1) / kWidth * kWidth - next + p.behind;
   const auto outputs = left < panel.vectors * kWidth ? left : panel.vectors * kWidth;
   const auto pairs = (panel.vectors + 1) / 2;
   const auto each = blocks * pairs * steps * kPiece;

@@ -64,6 +64,8 @@ struct ProductOf {
   int64_t result_stride;  // from row to row
   // Where the pieces of each row are, of at most 64 outputs; null: the result is by rows.
   const int32_t* places;
+  // Outputs whose weights lie behind these, for what the thread will probably compute next.
+  int64_t behind = 0;
 };
 
 // A row of the result of a depthwise convolution, at most 64 channels of it.

@@ -244,7 +244,8 @@ void multiply(const ProductOf<R>& p, int64_t row, int64_t tiles, int64_t o, int6
   const auto ahead = o > 0 ? 0 : tile < kAhead ? kAhead : tile;
   // Meanwhile the weights of the next ones are fetched, a line for each four inputs.
   const auto* coming = p.weight + (o + vectors * kWidth) * p.inputs;
-  const auto* coming_end = o + count < p.outputs ? coming + vectors * kWidth * p.inputs : coming;
+  const auto* coming_end =
+      o + count < p.outputs + p.behind ? coming + vectors * kWidth * p.inputs : coming;
   for (; tiles > 0; --tiles, row += rows) {
     __m512i sums[rows][vectors];
 #pragma GCC unroll 16

@@ -90,9 +90,10 @@ void QuantizedLinear::runAs(const Data& data) const {
       const auto begin = row + (end - row) * block / blocks;
       const auto count = row + (end - row) * (block + 1) / blocks - begin;
       const auto at = begin * outputs + o;
-      multiply(quantized::ProductOf<R>{
-          count, inputs, end_o - o, data.source + begin * inputs, inputs, data.weight + o * inputs,
-          rescale, addend != nullptr ? addend + at : nullptr, result + at, outputs, nullptr});
+      multiply(quantized::ProductOf<R>{count, inputs, end_o - o, data.source + begin * inputs,
+                                       inputs, data.weight + o * inputs, rescale,
+                                       addend != nullptr ? addend + at : nullptr, result + at,
+                                       outputs, nullptr, outputs - end_o});
     }
   });
 }
