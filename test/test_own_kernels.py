@@ -1330,6 +1330,18 @@ def test_linear_of_many_rows(case: str) -> None:
 
 
 @pytest.mark.usefixtures("all_threads")
+def test_linear_is_the_same_each_time() -> None:
+    """Whatever rows a thread takes: sums of many inputs are added up in the same parts."""
+    torch.set_num_threads(3)
+    m = nn.Linear(3000, 48).eval()
+    x = torch.randn(900, 3000)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        first = [script(x) for _ in range(3)][-1]
+        assert all(torch.equal(script(x), first) for _ in range(50))
+
+
+@pytest.mark.usefixtures("all_threads")
 def test_linear_of_changing_rows() -> None:
     """All sizes share one weight in panels."""
     m = net("self.d(F.relu(self.c(x)))", c=nn.Linear(40, 50), d=nn.Linear(50, 30)).eval()

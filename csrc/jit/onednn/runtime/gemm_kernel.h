@@ -305,6 +305,9 @@ int64_t partsOf(int64_t rows, int64_t inputs, int64_t pieces) {
 template <typename T, typename R, typename W = T>
 void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
   const auto blocks = (task.rows + kBlock - 1) / kBlock;
+  // By the problem: which rows a thread takes at once, chance decides, and rounding must not.
+  const auto of_all = (p.rows + kBlock - 1) / kBlock;
+  const auto parts = partsOf<R>((p.rows + of_all - 1) / of_all, p.inputs, p.pieces);
   const auto* weight = p.weight + task.first_output / kPanel * p.weight_stride;
   // The panel behind the task is mostly the first one of the thread's next.
   const auto end = task.first_output + task.outputs;
@@ -314,7 +317,6 @@ void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
     const auto rows = task.first_row + task.rows * (block + 1) / blocks - row;
     const Task of_block{row, rows, task.first_output, task.outputs};
     const W* then = block + 1 < blocks ? weight : behind;
-    const auto parts = partsOf<R>(rows, p.inputs, p.pieces);
     if (parts == 1) {
       runBlock(p, of_block, then);
       continue;
