@@ -1133,6 +1133,87 @@ def test_many_products() -> None:
     assert all(found) == (has_quantized_kernels() and not has_matrix_units()), found
 
 
+class Convolved(NamedTuple):
+    """A convolution in 8 bit."""
+
+    size: tuple[int, ...]
+    outputs: int
+    window: Any = 3
+    stride: Any = 1
+    padding: Any = 1
+    dilation: Any = 1
+    post: Callable[[Tensor], Tensor] = F.relu
+    zero_point: int = 3
+    threads: int = 2
+    own: bool = True
+
+
+CONVOLUTIONS = {
+    "plain": Convolved((1, 32, 28, 28), 64),
+    "zero point of zero": Convolved((1, 32, 28, 28), 64, zero_point=0),
+    "large zero point": Convolved((1, 32, 28, 28), 64, post=plain, zero_point=140),
+    "no padding": Convolved((2, 32, 30, 34), 64, padding=0),
+    "last tile overlaps": Convolved((1, 32, 9, 35), 32),
+    "strided": Convolved((2, 16, 29, 57), 40, stride=2),
+    "strided, pointwise": Convolved((2, 64, 28, 28), 96, window=1, stride=2, padding=0),
+    "columns": Convolved((1, 24, 17, 30), 32, window=(7, 1), padding=(3, 0)),
+    "joined": Convolved((2, 64, 7, 7), 96),
+    "gathered": Convolved((1, 32, 8, 8), 40, window=5, padding=2),
+    "gathered, dilated": Convolved((1, 32, 20, 20), 32, padding=2, dilation=2),
+    "gathered, uneven": Convolved((1, 76, 28, 28), 32),
+    "uneven outputs": Convolved((1, 32, 28, 28), 83),
+    "few outputs": Convolved((1, 32, 28, 28), 7),
+    "few inputs": Convolved((1, 4, 28, 28), 32),
+    "large weight": Convolved((1, 512, 14, 14), 160),
+    "nine threads": Convolved((3, 64, 28, 28), 64, threads=9),
+    "silu": Convolved((1, 32, 28, 28), 64, post=F.silu),
+    # What stays with oneDNN.
+    "odd inputs": Convolved((1, 34, 28, 28), 32, own=False),
+    "other activation": Convolved((1, 32, 28, 28), 32, post=F.elu, own=False),
+}
+
+
+@pytest.mark.parametrize("out", ["float", "quint8"])
+@pytest.mark.parametrize("adds", [False, True], ids=["alone", "sum"])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.usefixtures("all_threads")
+def test_convolution(case: str, adds: bool, out: str) -> None:
+    """With matrix units they have a kernel of our own."""
+    c = CONVOLUTIONS[case]
+    torch.set_num_threads(c.threads)
+    x = (torch.rand(c.size) * 4).to(memory_format=torch.channels_last)
+    window = c.window if isinstance(c.window, tuple) else (c.window, c.window)
+
+    def op(data: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(data, w, bias, c.stride, c.padding, c.dilation)
+
+    def post(y: Tensor, other: Tensor) -> Tensor:
+        return c.post(y + qdq(other, 0.05, 7) if adds else y)
+
+    w = weight(c.outputs, c.size[1], *window)
+    plain_layer = Layer(op, w, c.outputs)
+    plain_layer.data = (0.02, c.zero_point, torch.quint8)
+    with torch.no_grad():
+        other = torch.rand_like(plain_layer(x, x)) * 8
+    target = None
+    if out != "float":
+        with torch.no_grad():
+            low, high = torch.aminmax(post(plain_layer(x, other), other))
+        target = (max(float(high - low) / 200, 1e-3), 100, torch.quint8)
+    module = Layer(op, w, c.outputs, post, target)
+    module.data = plain_layer.data
+    step = None if target is None else target[0]
+    run(module, (x, other), step=step, groups=2 if adds and c.post is F.silu else 1)
+    with torch.no_grad():
+        groups = llga_fuser.report(to_script(module, (x, other)), x, other, rounds=1).groups
+    found = [p.implementation for group in groups for p in group.primitives]
+    if out == "quint8":
+        assert ("llga_tiled:amx_int8" in found) == (c.own and has_matrix_units()), found
+    elif not adds:  # what is cut off in float32 stays with oneDNN
+        ours = c.own and c.post is not F.relu and has_matrix_units()
+        assert ("llga_tiled:amx_int8" in found) == ours, found
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1e3])
 def test_sums_far_out_of_range(scale: float) -> None:
     """They become the least and the greatest number, or zero."""

@@ -1207,6 +1207,139 @@ def test_bfloat16_linear_with_special_values(inputs: int, value: float) -> None:
             assert_same(script(x), m(x))
 
 
+TILED_CONVOLUTION = "llga_tiled:amx_bf16"
+
+
+class TiledConvolution(NamedTuple):
+    """A convolution of bfloat16 images, and what follows it."""
+
+    size: tuple[int, ...]
+    outputs: int
+    window: Any = 3
+    stride: Any = 1
+    padding: Any = 1
+    dilation: Any = 1
+    groups: int = 1
+    code: str = "self.c(x)"
+    bias: bool = True
+    threads: int = 2
+    own: bool = True
+
+
+TILED_CONVOLUTIONS = {
+    # Tiles of whole lines; of copied ones, or of images.
+    "plain": TiledConvolution((1, 32, 28, 28), 64),
+    "no bias": TiledConvolution((1, 32, 28, 28), 64, bias=False),
+    "no padding": TiledConvolution((2, 32, 30, 34), 64, padding=0),
+    "last tile overlaps": TiledConvolution((1, 32, 9, 35), 32),
+    "odd number of tiles": TiledConvolution((1, 32, 5, 43), 32),
+    "strided": TiledConvolution((2, 16, 29, 57), 40, stride=2),
+    "strided, pointwise": TiledConvolution((2, 64, 28, 28), 96, window=1, stride=2, padding=0),
+    "padded behind only": TiledConvolution((1, 32, 27, 27), 32, stride=3, padding=2),
+    "dilated lines": TiledConvolution((1, 32, 20, 20), 32, padding=(2, 1), dilation=(2, 1)),
+    "columns": TiledConvolution((1, 24, 17, 30), 32, window=(7, 1), padding=(3, 0)),
+    "rows": TiledConvolution((1, 24, 17, 30), 32, window=(1, 7), padding=(0, 3)),
+    "window of five": TiledConvolution((1, 48, 35, 35), 64, window=5, padding=2),
+    # Short lines: copied ones joined, with gaps and without, or what is under each window.
+    "joined": TiledConvolution((2, 64, 7, 7), 96),
+    "joined, one line": TiledConvolution((3, 64, 1, 7), 48),
+    "joined without gaps": TiledConvolution((1, 32, 17, 17), 40, window=(7, 1), padding=(3, 0)),
+    "gathered": TiledConvolution((1, 32, 8, 8), 40, window=5, padding=2),
+    "gathered, strided": TiledConvolution((2, 64, 14, 14), 96, stride=2),
+    "gathered, dilated": TiledConvolution((1, 32, 20, 20), 32, padding=2, dilation=2),
+    "gathered, uneven": TiledConvolution((1, 74, 28, 28), 32),
+    "gathered, narrow": TiledConvolution((1, 16, 40, 2), 24),
+    # Panels and bands.
+    "uneven outputs": TiledConvolution((1, 32, 28, 28), 83),
+    "few outputs": TiledConvolution((1, 32, 28, 28), 7),
+    "few inputs": TiledConvolution((1, 2, 28, 28), 32),
+    "large weight": TiledConvolution((1, 256, 14, 14), 160),
+    "large weight, large images": TiledConvolution((1, 192, 56, 57), 192),
+    "many images": TiledConvolution((9, 16, 12, 13), 24),
+    "one thread": TiledConvolution((1, 64, 28, 28), 64, threads=1),
+    "nine threads": TiledConvolution((1, 64, 28, 28), 64, threads=9),
+    # What follows.
+    "relu": TiledConvolution((1, 32, 28, 28), 64, code="F.relu(self.c(x))"),
+    "relu6": TiledConvolution((1, 32, 28, 28), 37, code="F.relu6(self.c(x))"),
+    "hardswish": TiledConvolution((1, 32, 28, 28), 37, code="F.hardswish(self.c(x))"),
+    "silu": TiledConvolution((1, 32, 28, 28), 64, code="F.silu(self.c(x))"),
+    "sum": TiledConvolution((1, 32, 35, 35), 32, code="F.relu(self.c(x) + x)"),
+    "sum, joined": TiledConvolution((2, 40, 7, 7), 40, code="x + self.c(x)"),
+    "chain": TiledConvolution((1, 32, 35, 35), 32, code="F.relu(self.c(F.relu(self.c(x))) + x)"),
+    # What stays with oneDNN.
+    "one pixel": TiledConvolution((2, 16, 3, 3), 24, padding=0, own=False),  # contiguous as well
+    "odd inputs": TiledConvolution((1, 33, 28, 28), 32, own=False),
+    "groups": TiledConvolution((1, 32, 28, 28), 32, groups=2, own=False),
+    "other activation": TiledConvolution((1, 32, 28, 28), 32, code="F.elu(self.c(x))", own=False),
+}
+
+
+def convolution(case: TiledConvolution) -> nn.Module:
+    c = case
+    return net(
+        c.code,
+        c=nn.Conv2d(
+            c.size[1], c.outputs, c.window, c.stride, c.padding, c.dilation, c.groups, c.bias
+        ),
+    ).eval()
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", TILED_CONVOLUTIONS)
+def test_bfloat16_convolution(case: str) -> None:
+    """With matrix units they have a kernel of our own."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = TILED_CONVOLUTIONS[case]
+    torch.set_num_threads(c.threads)
+    m = convolution(c)
+    x = torch.randn(c.size)
+    check(m, [x], dtype=torch.bfloat16, memory_format=torch.channels_last)
+    found = kernels_of(m.bfloat16(), x.to(torch.bfloat16, memory_format=torch.channels_last))
+    assert (TILED_CONVOLUTION in found) == (c.own and has_matrix_units()), found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize(
+    "case",
+    ["plain", "joined", "gathered", "gathered, uneven", "last tile overlaps", "uneven outputs"],
+)
+def test_bfloat16_convolution_with_special_values(case: str, value: float) -> None:
+    """They reach the results that see their pixel, or of their output, and no others."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = convolution(TILED_CONVOLUTIONS[case]).bfloat16()
+    size = TILED_CONVOLUTIONS[case].size
+    x = torch.randn(size).to(torch.bfloat16, memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in ((0, 0, 0, 0), (size[0] - 1, size[1] - 1, size[2] - 1, size[3] - 1)):
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        m.c.weight[5, -1, 0, 0] = value
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", ["joined", "large weight", "strided"])
+def test_bfloat16_convolution_is_the_same_each_time(case: str) -> None:
+    """Whatever a thread takes of it."""
+    if not has_matrix_units():
+        pytest.skip("this processor has no AMX")
+    torch.set_num_threads(3)
+    c = TILED_CONVOLUTIONS[case]
+    m = convolution(c).bfloat16()
+    x = torch.randn(c.size).to(torch.bfloat16, memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        first = [script(x) for _ in range(3)][-1]
+        assert all(torch.equal(script(x), first) for _ in range(50))
+
+
 @pytest.mark.parametrize("activation", ["", "F.relu", "F.hardswish"])
 def test_linear_of_one_row_with_special_values(activation: str) -> None:
     m = net(f"{activation}(self.l(x))", l=nn.Linear(45, 20)).eval()

@@ -15,39 +15,14 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/band_blocks.h"
+
 #ifdef LLGA_FUSER_EMULATE_AMX
 #include "jit/onednn/runtime/amx_emulated.h"
 #endif
 
 namespace llga::amx {
 namespace {
-
-constexpr int64_t kRows = 16;      // of a tile
-constexpr int64_t kRowBytes = 64;  // likewise
-constexpr int64_t kOutputs = 16;   // sums of a row of a tile
-constexpr int64_t kMostRows = 2 * kRows;
-constexpr int64_t kMostOutputs = 2 * kOutputs;
-constexpr int64_t kUnit = 4;  // bytes of a source's row that meet an output together
-
-// How the bytes of a source's row are divided into steps: all alike, or as large as a tile with a
-// rest, which is copied and filled up with zeros.
-struct Steps {
-  int64_t count;  // without the rest; one at least
-  int64_t bytes;
-  int64_t rest;
-};
-
-constexpr Steps stepsOf(int64_t bytes) {
-  const auto units = bytes / kUnit;
-  const auto most = kRowBytes / kUnit;
-  const auto fewest = (units + most - 1) / most;
-  for (auto count = fewest; count <= fewest + 1; ++count) {
-    if (units % count == 0) {
-      return {count, bytes / count, 0};
-    }
-  }
-  return {bytes / kRowBytes, kRowBytes, bytes % kRowBytes};
-}
 
 // What there is of source and sums.
 struct Shape {
@@ -70,24 +45,34 @@ class Configuration {
       return;
     }
     shape_ = shape;
-    const auto first_rows = shape.rows < kRows ? shape.rows : kRows;
-    const auto first = shape.outputs < kOutputs ? shape.outputs : kOutputs;
-    const int64_t rows[] = {first_rows, shape.rows - first_rows};
-    const int64_t outputs[] = {first, shape.outputs - first};
+    const auto first = shape.rows < kRows ? shape.rows : kRows;
+    load({first, shape.rows - first}, shape.outputs, shape.bytes);
+  }
+
+  // All four sums, with as many rows in each.
+  void loadAlike(int64_t rows, int64_t bytes) { load({rows, rows}, kMostOutputs, bytes); }
+
+ private:
+  struct Rows {
+    int64_t of[2];
+  };
+
+  static void load(const Rows& rows, int64_t most_outputs, int64_t bytes) {
+    const auto first = most_outputs < kOutputs ? most_outputs : kOutputs;
+    const int64_t outputs[] = {first, most_outputs - first};
     Numbers numbers;
     for (int i = 0; i < 2; ++i) {
       for (int j = 0; j < 2; ++j) {
-        numbers.set(2 * i + j, rows[i], outputs[j] * kUnit);
+        numbers.set(2 * i + j, rows.of[i], outputs[j] * kUnit);
       }
-      numbers.set(4 + i, rows[i], shape.bytes);
-      numbers.set(6 + i, shape.bytes / kUnit, outputs[i] * kUnit);
+      numbers.set(4 + i, rows.of[i], bytes);
+      numbers.set(6 + i, bytes / kUnit, outputs[i] * kUnit);
     }
     const auto* all = &numbers;
     asm volatile("" ::"r"(all) : "memory");  // the intrinsic does not say what it reads
     _tile_loadconfig(all);
   }
 
- private:
   struct alignas(64) Numbers {
     void set(int tile, int64_t some_rows, int64_t some_bytes) {
       if (some_rows > 0 && some_bytes > 0) {
@@ -110,6 +95,7 @@ class Configuration {
 struct Operands {
   const void* source;
   int64_t source_stride;  // from row to row
+  int64_t next_rows;      // from 16 rows to the next ones
   const void* weight;
   int64_t weight_stride;  // from unit to unit
   int64_t next_outputs;   // from 16 outputs to the next ones
@@ -127,7 +113,7 @@ struct alignas(kRowBytes) Rest {
   char weight[kMostOutputs / kOutputs][kRowBytes / kUnit][kRowBytes];
 
   Operands operands() const {
-    return {source, kRowBytes, weight, kRowBytes, kRowBytes / kUnit * kRowBytes};
+    return {source, kRowBytes, kRows * kRowBytes, weight, kRowBytes, kRowBytes / kUnit * kRowBytes};
   }
 
   void copySource(const Operands& o, const Steps& steps, int64_t rows) {
@@ -171,7 +157,7 @@ void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fe
       Op::template multiply<1>();
     }
     if constexpr (more_rows) {
-      _tile_loadd(5, source + kRows * o.source_stride, o.source_stride);
+      _tile_loadd(5, source + o.next_rows, o.source_stride);
       Op::template multiply<2>();
       if constexpr (more_outputs) {
         Op::template multiply<3>();

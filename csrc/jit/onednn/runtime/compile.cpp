@@ -244,8 +244,9 @@ class PlanCompiler {
     const bool folded = std::any_of(ops.begin(), ops.end(), isFolded);
     std::unordered_set<size_t> found;
     // In bfloat16 oneDNN would take the convolutions of a residual block together.
-    const bool winograd = std::any_of(ops.begin(), ops.end(), [&](const OpSpec& op) {
-      return winogradConvolution({&op}, draft_.lowered, Way::usual).has_value();
+    const bool apart = std::any_of(ops.begin(), ops.end(), [&](const OpSpec& op) {
+      return winogradConvolution({&op}, draft_.lowered, Way::usual).has_value() ||
+             narrowConvolution({&op}, draft_.lowered).has_value();
     });
     const bool narrow = ownsQuantizedProducts();
     const auto root_of = roots();
@@ -255,7 +256,7 @@ class PlanCompiler {
           draft_.group_outputs.count(op.outputs()[0].id) == 0) {
         found.insert(op.outputs()[0].id);
       }
-      if (winograd && op.kind() == OpKind::Convolution && producers.count(op.inputs()[0].id) != 0) {
+      if (apart && op.kind() == OpKind::Convolution && producers.count(op.inputs()[0].id) != 0) {
         found.insert(op.inputs()[0].id);
       }
       if (isSoftmaxAcross(op)) {

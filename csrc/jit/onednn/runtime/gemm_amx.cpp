@@ -1,7 +1,7 @@
 // Compiled for AVX-512 (F, BW, VL, BF16) and AMX (bfloat16).
 #include "jit/onednn/runtime/simd_avx512.h"
 
-#include "jit/onednn/runtime/amx_tiles.h"
+#include "jit/onednn/runtime/band_kernel.h"
 #include "jit/onednn/runtime/gemm_kernel.h"
 // Behind it.
 #include "jit/onednn/runtime/activations.h"
@@ -25,15 +25,64 @@ struct Products {
 };
 
 static_assert(kPanel == amx::kMostOutputs);
+constexpr int64_t kPair = 2 * sizeof(Bfloat16);  // bytes
 
 struct Identity {
   LLGA_VECTOR_INLINE static V of(V x) { return x; }
 };
 
+// What follows the sums of a register of outputs that all are there.
+template <typename Function, Rectifier rectifier, typename R>
+LLGA_VECTOR_INLINE V finished(V sum, V bias, const R* addend) {
+  sum = Simd::add(sum, bias);
+  if (addend != nullptr) {
+    sum = Simd::add(sum, load(addend));
+  }
+  return Function::of(rectified(sum, rectifier));
+}
+
+LLGA_VECTOR_INLINE void storePair(float* to, V first, V second) {
+  store(to, first);
+  store(to + kWidth, second);
+}
+
+LLGA_VECTOR_INLINE void storePair(Bfloat16* to, V first, V second) {
+  _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
+}
+
+// Likewise those of a panel, row by row, as they lie in memory.
+template <typename Function, Rectifier rectifier, typename R>
+void finishPanel(const ProblemOf<Bfloat16, R>& p, int64_t row, int64_t rows, int64_t o,
+                 const float* sums) {
+  const auto first = p.bias == nullptr ? Simd::zero() : load(p.bias + o);
+  const auto second = p.bias == nullptr ? Simd::zero() : load(p.bias + o + kWidth);
+  const auto at = row * p.outputs + o;
+  const auto* addend = p.addend == nullptr ? nullptr : p.addend + at;
+  auto* result = p.result + at;
+  for (int64_t r = 0; r < rows; ++r, sums += kPanel, result += p.outputs) {
+    storePair(result, finished<Function, rectifier>(load(sums), first, addend),
+              finished<Function, rectifier>(load(sums + kWidth), second,
+                                            addend == nullptr ? nullptr : addend + kWidth));
+    addend = addend == nullptr ? nullptr : addend + p.outputs;
+  }
+}
+
 // What follows the sums of a block, to the result.
 template <typename Function, typename R>
 void finishRows(const ProblemOf<Bfloat16, R>& p, int64_t row, const amx::Shape& shape, int64_t o,
                 const float* sums) {
+  if (shape.outputs == kPanel) {
+    switch (p.rectifier) {
+      case Rectifier::none:
+        return finishPanel<Function, Rectifier::none>(p, row, shape.rows, o, sums);
+      case Rectifier::relu:
+        return finishPanel<Function, Rectifier::relu>(p, row, shape.rows, o, sums);
+      case Rectifier::relu6:
+        return finishPanel<Function, Rectifier::relu6>(p, row, shape.rows, o, sums);
+      case Rectifier::hardswish:
+        return finishPanel<Function, Rectifier::hardswish>(p, row, shape.rows, o, sums);
+    }
+  }
   for (int64_t i = 0; i < shape.outputs; i += kWidth) {
     const auto left = shape.outputs - i;
     const bool whole = left >= kWidth;
@@ -98,12 +147,12 @@ class Multiplication {
 
   // Up to kBlocks blocks of rows by a panel of outputs.
   void run(int64_t row, int64_t rows, int64_t o) {
-    constexpr int64_t kPair = 2 * sizeof(Bfloat16);
     const auto* weight = p_.weight + o / kPanel * p_.weight_stride;
     const auto left = end_ - o;
     amx::Shape shape{0, left < kPanel ? left : kPanel, steps_.bytes};
-    amx::Operands operands{nullptr, p_.source_stride * int64_t{sizeof(Bfloat16)}, weight,
-                           kPanel * kPair, kWidth * kPair};
+    const auto stride = p_.source_stride * int64_t{sizeof(Bfloat16)};
+    amx::Operands operands{nullptr, stride,         amx::kRows * stride,
+                           weight,  kPanel * kPair, kWidth * kPair};
     if (steps_.rest != 0) {
       rest_.copyWeight(operands, steps_, shape.outputs);
     }
@@ -185,8 +234,26 @@ void runActivated(const ProblemOf<Bfloat16, Bfloat16>& p, const Task& task, Acti
   runByTiles<Bfloat16>(p, task, finishWith(activation));
 }
 
+void multiplyBand(const ProblemOf<Bfloat16, Bfloat16>& p, const amx::Band& band,
+                  int64_t first_output, int64_t outputs, const Activation* activation) {
+  const auto finish =
+      activation != nullptr ? finishWith(*activation) : finishRows<Identity, Bfloat16>;
+  const auto row = p.inputs * int64_t{sizeof(Bfloat16)};  // of the weight
+  const amx::Panels panels{reinterpret_cast<const char*>(p.weight) + first_output * row,
+                           amx::kMostOutputs * row,
+                           amx::kRowBytes,
+                           amx::kOutputs * row,
+                           outputs,
+                           p.outputs - first_output - outputs};
+  amx::multiplyBand<Products, float>(
+      band, panels, [&](int64_t row, int64_t rows, int64_t o, int64_t count, const float* sums) {
+        finish(p, row, {rows, count, 0}, first_output + o, sums);
+      });
+}
+
 }  // namespace
 
-const NarrowKernels amx{kPanel, amx::kMostRows, run<float>, run<Bfloat16>, runActivated};
+const NarrowKernels amx{kPanel,        amx::kMostRows, run<float>,
+                        run<Bfloat16>, runActivated,   multiplyBand};
 
 }  // namespace llga::gemm

@@ -5,7 +5,7 @@
 
 namespace llga::gemm {
 
-const NarrowKernels avx512_bf16{kPanel, kRows, runTask<Bfloat16, float>,
-                                runTask<Bfloat16, Bfloat16>, nullptr};
+const NarrowKernels avx512_bf16{
+    kPanel, kRows, runTask<Bfloat16, float>, runTask<Bfloat16, Bfloat16>, nullptr, nullptr};
 
 }  // namespace llga::gemm

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/band_blocks.h"
 #include "jit/onednn/runtime/bfloat16.h"
 #include "jit/onednn/runtime/rectifier.h"
 
@@ -66,6 +67,11 @@ struct NarrowKernels {
   // Likewise, with an activation behind all else, of a source in one piece; null without AMX.
   void (*toActivated)(const ProblemOf<Bfloat16, Bfloat16>& problem, const Task& task,
                       Activation activation);
+  // Of pixels, by AMX: the source, its rows and its stride are the band's, and the weight is
+  // (16 outputs, pair of inputs, output of the 16, input of the pair). With an activation behind
+  // all else, if there is one. Null without.
+  void (*multiplyBand)(const ProblemOf<Bfloat16, Bfloat16>& problem, const amx::Band& band,
+                       int64_t first_output, int64_t outputs, const Activation* activation);
 };
 
 extern const NarrowKernels avx512_bf16;

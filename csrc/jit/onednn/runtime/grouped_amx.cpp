@@ -52,8 +52,10 @@ void run(const Row& row) {
     const auto* source = row.source + pixel * row.source_pixel;
     const auto* weight = row.weight;
     for (int64_t y = 0; y < row.window_rows; ++y) {
-      amx::accumulate<Products>({source, row.source_pixel * kSize, weight, kBlock * amx::kUnit, 0},
-                                steps.count, shape, {});
+      const auto stride = row.source_pixel * kSize;
+      amx::accumulate<Products>(
+          {source, stride, amx::kRows * stride, weight, kBlock * amx::kUnit, 0}, steps.count, shape,
+          {});
       source += row.source_row;
       weight += weight_row;
     }

@@ -490,6 +490,27 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
              : std::nullopt;
 }
 
+std::optional<AddedConvolution<NarrowConvolution>> narrowConvolution(const Ops& ops,
+                                                                     const LoweredGraph& graph) {
+  if (!ownKernels() || !isImageConvolution(*ops[0], graph, at::kBFloat16)) {
+    return std::nullopt;
+  }
+  const auto behind = behindConvolution(ops);
+  if (!behind || behind->result.dtype != at::kBFloat16 ||
+      (behind->silu && (behind->addend || behind->rectifier != Rectifier::none))) {
+    return std::nullopt;
+  }
+  const auto convolution = tiledConvolution(*ops[0], *ops[0]->inputs()[1].sizes, sizeof(Bfloat16));
+  if (!convolution) {
+    return std::nullopt;
+  }
+  NarrowConvolution kernel{*convolution, behind->rectifier, {}};
+  if (behind->silu) {
+    kernel.activation = Activation::silu;
+  }
+  return AddedConvolution<NarrowConvolution>{kernel, behind->addend};
+}
+
 std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
                                                                      const LoweredGraph& graph) {
   if (!ownKernelsAnywhere() || !isDenseConvolution(*ops[0], graph)) {
@@ -515,6 +536,27 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
   return kernel.isSupported()
              ? std::optional(AddedConvolution<DirectConvolution>{kernel, behind->addend})
              : std::nullopt;
+}
+
+std::optional<TiledConvolution> tiledConvolution(const OpSpec& op, const Shape& weight,
+                                                 int64_t item) {
+  const auto& data = op.inputs()[0];
+  const auto& result = op.outputs()[0];
+  if (op.kind() != OpKind::Convolution || op.get_attr<int64_t>(Attr::groups) != 1 || !data.sizes ||
+      data.sizes->size() != 4 || !result.sizes) {
+    return std::nullopt;
+  }
+  const TiledConvolution kernel{(*data.sizes)[0],
+                                pair(*data.sizes),
+                                pair(*result.sizes),
+                                pair(weight),
+                                pair(op.get_attr<Shape>(Attr::strides)),
+                                pair(op.get_attr<Shape>(Attr::dilations)),
+                                pair(op.get_attr<Shape>(Attr::pads_begin)),
+                                (*data.sizes)[1],
+                                weight[0],
+                                item};
+  return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
 }
 
 bool isConvolutionOfPlanes(const Ops& ops, const Layout& images) {

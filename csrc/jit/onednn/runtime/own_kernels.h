@@ -18,6 +18,7 @@
 #include "jit/onednn/runtime/layout.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/reduction.h"
+#include "jit/onednn/runtime/tiled_convolution.h"
 #include "jit/onednn/runtime/way.h"
 #include "jit/onednn/runtime/winograd.h"
 
@@ -94,6 +95,16 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
 // activation; nothing for other partitions. The strides of images and result are not known yet;
 // with an addend, that and the result have to be channels last.
 std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
+                                                                     const LoweredGraph& graph);
+
+// What AMX computes of a convolution of channels-last images, with a weight of these sizes and
+// numbers of so many bytes; nothing for other ops.
+std::optional<TiledConvolution> tiledConvolution(const OpSpec& op, const Shape& weight,
+                                                 int64_t item);
+
+// A convolution of bfloat16 images, and maybe SiLU, or an addition and another activation, that AMX
+// computes; nothing for other partitions. Images and addend have to be channels last.
+std::optional<AddedConvolution<NarrowConvolution>> narrowConvolution(const Ops& ops,
                                                                      const LoweredGraph& graph);
 
 // Whether a partition is a convolution of images in this layout that oneDNN is slow to bring into

@@ -425,23 +425,43 @@ at::Tensor FoundQuantized::byOutputs(const at::Tensor& weight) const {
 
 bool ownsQuantizedProducts() { return ownKernels() && QuantizedLinear::hasKernels(); }
 
-std::optional<FoundQuantizedLinear> quantizedLinear(const Ops& ops, const LoweredGraph& graph) {
-  if (!ownsQuantizedProducts()) {
-    return std::nullopt;
-  }
+namespace {
+
+// All that a partition does, if that is a product of these kinds and what follows it.
+std::optional<FoundQuantized> readAll(const Ops& ops, const LoweredGraph& graph) {
   const auto product = std::find_if(ops.begin(), ops.end(), [](const OpSpec* op) {
     return op->kind() == OpKind::Convolution || op->kind() == OpKind::MatMul;
   });
-  if (product == ops.end()) {
+  if (!ownsQuantizedProducts() || product == ops.end()) {
     return std::nullopt;
   }
   auto found = Reader(ops, graph).read(**product);
-  if (!found || found->ops != ops.size() || !isWhole(*found)) {
+  return found && found->ops == ops.size() && isWhole(*found) ? std::move(found) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<FoundQuantizedConvolution> quantizedConvolution(const Ops& ops,
+                                                              const LoweredGraph& graph) {
+  auto found = readAll(ops, graph);
+  const auto convolution =
+      found ? tiledConvolution(*found->op, *found->weight.sizes, sizeof(uint8_t)) : std::nullopt;
+  if (!convolution) {
+    return std::nullopt;
+  }
+  return FoundQuantizedConvolution{
+      {*convolution, !found->result_scale, static_cast<uint8_t>(found->data_scale.zero_point), {}},
+      std::move(*found)};
+}
+
+std::optional<FoundQuantizedLinear> quantizedLinear(const Ops& ops, const LoweredGraph& graph) {
+  auto found = readAll(ops, graph);
+  if (!found) {
     return std::nullopt;
   }
   const auto& data = *found->data.sizes;
   const bool image = isPointwise(*found);
-  if (!image && ((*product)->kind() != OpKind::MatMul || isSet(**product, Attr::transpose_a) ||
+  if (!image && (found->op->kind() != OpKind::MatMul || isSet(*found->op, Attr::transpose_a) ||
                  found->weight.sizes->size() != 2 || data.empty())) {
     return std::nullopt;
   }

@@ -56,6 +56,15 @@ struct FoundQuantizedLinear {
 };
 std::optional<FoundQuantizedLinear> quantizedLinear(const Ops& ops, const LoweredGraph& graph);
 
+// A partition that is a convolution, and maybe an addition and an activation, that AMX computes;
+// nothing for others. Images and addend have to be channels last.
+struct FoundQuantizedConvolution {
+  QuantizedConvolution kernel;
+  FoundQuantized product;
+};
+std::optional<FoundQuantizedConvolution> quantizedConvolution(const Ops& ops,
+                                                              const LoweredGraph& graph);
+
 // A whole group that is a depthwise convolution of images, and maybe a pointwise one before it and
 // another one behind it; nothing for other groups. Images and addend have to be channels last.
 struct FoundQuantizedBlock {

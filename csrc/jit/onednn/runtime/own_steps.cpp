@@ -132,6 +132,38 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a convolution, and maybe an addition and an activation, of bfloat16 channels-last
+  // images by AMX. False for any other partition.
+  bool narrowConvolution(const Ops& ops) {
+    const auto found = llga::narrowConvolution(ops, draft_.lowered);
+    const auto& inputs = ops[0]->inputs();
+    const auto& result = ops.back()->outputs()[0];
+    if (!found || !overChannelsLast(inputs[0], result) || !mayAdd(found->addend, result)) {
+      return false;
+    }
+    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
+    // In the padding, the others make NaN of zeros.
+    if (findReleasable(weight) || !weight.isfinite().all().item<bool>()) {
+      return false;
+    }
+    const auto& kernel = found->kernel;
+    Plan::Step step;
+    bindData(step, inputs[0]);
+    bindOrdered(step, inputs[1], weight, kernel.convolution.ordered(weight));
+    const auto bias = bindBias(step, inputs);
+    const auto addend = bindAddend(step, found->addend, result);
+    addChannelsLastResult(step, result);
+    step.kernel = {
+        [kernel, bias, addend](auto from, auto to) {
+          auto data = [&](size_t i) { return static_cast<const Bfloat16*>(from[i]); };
+          kernel.run({data(0), data(1), bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
+                      addend != 0 ? data(addend) : nullptr, static_cast<Bfloat16*>(to[0])});
+        },
+        "convolution", "llga_tiled:amx_bf16"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A step for a small convolution, and maybe an addition and an activation. False for any other
   // partition.
   bool direct(const Ops& ops) {
@@ -973,6 +1005,39 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a convolution of 8-bit channels-last images by AMX. False for any other partition.
+  bool quantizedConvolution(const Ops& ops) {
+    auto found = llga::quantizedConvolution(ops, draft_.lowered);
+    if (!found) {
+      return false;
+    }
+    const auto& [data, result] = std::tie(found->product.data, found->product.result);
+    const auto& addend = found->product.addend;
+    if (!draft_.knownSlot(data.id) || !overChannelsLast(data, result) || !mayAdd(addend, result)) {
+      return false;
+    }
+    const auto parameters = quantizedParameters(found->product);
+    if (!parameters) {
+      return false;
+    }
+    const auto& weight = parameters->second;
+    auto& kernel = found->kernel;
+    kernel.sums = parameters->first;
+    Plan::Step step;
+    bindData(step, data);
+    bindOrdered(step, found->product.weight, weight, kernel.convolution.ordered(weight));
+    const auto addend_at = bindAddend(step, addend, result);
+    addChannelsLastResult(step, result);
+    step.kernel = {
+        [kernel, addend_at](auto from, auto to) {
+          kernel.run({static_cast<const uint8_t*>(from[0]), static_cast<const int8_t*>(from[1]),
+                      addend_at != 0 ? from[addend_at] : nullptr, to[0]});
+        },
+        "convolution", "llga_tiled:amx_int8"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A group that is a layer norm of rows, rounded to 8 bit. False for any other group.
   bool roundedLayerNorm() {
     const auto& ops = draft_.lowered.ops;
@@ -1344,8 +1409,9 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
          (usual &&
           (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
-         (usual && (steps.quantizedLinear(partition) || steps.quantizedMean(partition) ||
-                    steps.narrowLinear(partition))) ||
+         (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
+                    steps.quantizedMean(partition) || steps.narrowLinear(partition) ||
+                    steps.narrowConvolution(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
          steps.activation(partition);
 }

@@ -1,7 +1,7 @@
 // Compiled for AVX-512 (F, BW, VL, VNNI) and AMX (8 bit).
 #include "jit/onednn/runtime/simd_avx512.h"
 
-#include "jit/onednn/runtime/amx_tiles.h"
+#include "jit/onednn/runtime/band_kernel.h"
 #include "jit/onednn/runtime/quantized_kernel.h"
 
 namespace llga::quantized {
@@ -32,8 +32,8 @@ struct Panel {
 
 template <typename R>
 amx::Operands operandsOf(const ProductOf<R>& p, int64_t row, int64_t o) {
-  return {p.source + row * p.source_stride, p.source_stride, p.weight + o * p.inputs, kPiece,
-          kWidth * p.inputs};
+  return {p.source + row * p.source_stride, p.source_stride, amx::kRows * p.source_stride,
+          p.weight + o * p.inputs,          kPiece,          kWidth * p.inputs};
 }
 
 // Sums of `rows` rows from `row` on; `rests`: of the panel's pairs of registers.
@@ -54,10 +54,11 @@ void multiplyTiles(const ProductOf<R>& p, int64_t row, int64_t rows, const Panel
   }
 }
 
-// What the sums of a panel come to; `count`: of its outputs that there are.
-template <typename R, int vectors>
+// What the sums of a panel come to, `stride` from row to row; `count`: of its outputs that there
+// are.
+template <typename R, int vectors, int64_t stride>
 void finishRows(const ProductOf<R>& p, int64_t row, int64_t rows, int64_t o, int64_t count,
-                const RowSums* sums) {
+                const int32_t* sums) {
   const auto rescale = from(p.rescale, o);
   const Affine<vectors> affine(rescale);
   __m512i start[vectors];
@@ -69,7 +70,7 @@ void finishRows(const ProductOf<R>& p, int64_t row, int64_t rows, int64_t o, int
     __m512i registers[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
-      registers[v] = _mm512_add_epi32(load(sums[r] + v * kWidth), start[v]);
+      registers[v] = _mm512_add_epi32(load(sums + r * stride + v * kWidth), start[v]);
     }
     const auto target = targetOf(p, row + r, o);
     if (rescale.function != Function::none) {
@@ -94,9 +95,9 @@ amx::Fetched behind(const ProductOf<R>& p, const Panel& panel, int64_t blocks, i
 
 template <typename R>
 void multiplyByTiles(const ProductOf<R>& p) {
-  using Finish = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t, const RowSums*);
-  constexpr Finish kFinish[] = {finishRows<R, 1>, finishRows<R, 2>, finishRows<R, 3>,
-                                finishRows<R, 4>};
+  using Finish = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t, const int32_t*);
+  constexpr Finish kFinish[] = {finishRows<R, 1, kPiece>, finishRows<R, 2, kPiece>,
+                                finishRows<R, 3, kPiece>, finishRows<R, 4, kPiece>};
   const auto steps = amx::stepsOf(p.inputs);
   const auto vectors = (p.outputs + kWidth - 1) / kWidth;
   const auto blocks = (p.rows + amx::kMostRows - 1) / amx::kMostRows;
@@ -120,14 +121,35 @@ void multiplyByTiles(const ProductOf<R>& p) {
       configuration.load({rows, amx::kMostOutputs, steps.bytes});
       multiplyTiles(p, row, rows, panel, steps, rests, fetched, sums[turn]);
       fetched.from += fetched.lines * steps.count * kPiece * pairs;
-      kFinish[panel.vectors - 1](p, row, rows, panel.first, count, sums[turn]);
+      kFinish[panel.vectors - 1](p, row, rows, panel.first, count, sums[turn][0]);
       turn = 1 - turn;
     }
   }
 }
 
+// Of a panel for tiles of all outputs.
+constexpr int kBandVectors = amx::kMostOutputs / kWidth;
+
+template <typename R>
+void multiplyBand(const ProductOf<R>& p, const amx::Band& band) {
+  const amx::Panels panels{reinterpret_cast<const char*>(p.weight),
+                           amx::kMostOutputs * p.inputs,
+                           kPiece,
+                           kWidth * p.inputs,
+                           p.outputs,
+                           p.behind};
+  amx::multiplyBand<Products, int32_t>(
+      band, panels,
+      [&](int64_t row, int64_t rows, int64_t o, int64_t outputs, const int32_t* sums) {
+        const auto finish = outputs > kWidth ? finishRows<R, kBandVectors, amx::kMostOutputs>
+                                             : finishRows<R, 1, amx::kMostOutputs>;
+        finish(p, row, rows, o, outputs, sums);
+      });
+}
+
 }  // namespace
 
-const Kernels amx{"amx_int8", multiplyByTiles<uint8_t>, multiplyByTiles<float>, find, toPieces};
+const Kernels amx{"amx_int8", multiplyByTiles<uint8_t>, multiplyByTiles<float>, find,
+                  toPieces,   multiplyBand<uint8_t>,    multiplyBand<float>};
 
 }  // namespace llga::quantized

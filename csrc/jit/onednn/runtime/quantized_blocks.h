@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "jit/onednn/runtime/band_blocks.h"
+
 namespace llga::quantized {
 
 constexpr int64_t kWidth = 16;    // sums of a register
@@ -90,6 +92,10 @@ struct Kernels {
   // Pieces, one behind the other, of `channels` channels of pixels that lie in rows.
   void (*toPieces)(const uint8_t* source, int64_t stride, int64_t pixels, int64_t channels,
                    uint8_t* pieces);
+  // Of pixels, by AMX, with `inputs` a multiple of a tile's bytes or as many as are under a window;
+  // the source, its rows and its stride are the band's. Null without.
+  void (*multiplyBand)(const ProductOf<uint8_t>& product, const amx::Band& band);
+  void (*multiplyBandToFloat)(const ProductOf<float>& product, const amx::Band& band);
 };
 
 extern const Kernels avx512_vnni;

@@ -1,0 +1,104 @@
+// Convolutions of channels-last images of bfloat16 or 8 bit by AMX, with what follows them.
+//
+// The window's columns and channels of a pixel lie one behind the other, and so do those of the
+// next pixel, some bytes further: tiles are loaded from there. Images with padding are copied
+// first, a band of lines at a time. Where lines are too short for tiles, the copied ones are taken
+// as one, and what lies between them is dropped; or what is under the window of each pixel is
+// copied. The work is divided into bands by panels of outputs. band_kernel.h has the arithmetic.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "jit/onednn/runtime/band_blocks.h"
+#include "jit/onednn/runtime/linear.h"
+#include "jit/onednn/runtime/quantized_linear.h"
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does.
+struct TiledConvolution {
+  using Pair = std::array<int64_t, 2>;  // vertical, horizontal
+
+  int64_t images = 0;
+  Pair size{};  // of an image
+  Pair result_size{};
+  Pair window{};
+  Pair stride{};
+  Pair dilation{};
+  Pair padding{};  // at the top and on the left
+  int64_t inputs = 0;
+  int64_t outputs = 0;
+  int64_t item = 0;  // bytes of a number
+
+  // Whether this processor has AMX, and the bytes of a pixel can be divided for it.
+  bool isSupported() const;
+  // The weight of a convolution in the order in which tiles are loaded, with zeros where there are
+  // no inputs and outputs: (16 outputs, 4 bytes of inputs, output of the 16, input of those).
+  at::Tensor ordered(const at::Tensor& weight) const;
+  // Of that for each output, in the order of window's row, column, input, with the zeros.
+  int64_t weightInputs() const;
+
+  // Part of the result: the pixels of a band, the first of which has this index in the result, and
+  // outputs of some panels.
+  using Multiply = c10::function_ref<void(const amx::Band& band, int64_t pixel,
+                                          int64_t first_output, int64_t outputs)>;
+  // `outside`: each byte of what is padded.
+  void run(const void* source, uint8_t outside, Multiply multiply) const;
+
+ private:
+  // What tiles are loaded from.
+  enum class From { images, copies, joined_copies, windows };
+  From from() const;
+  bool isPadded() const;
+  int64_t copiedWidth() const;
+  int64_t linesUnder(int64_t lines) const;
+  int64_t windowBytes() const;     // of all that is under a window
+  int64_t gatheredStride() const;  // from pixel to pixel
+  int64_t bytesOf(int64_t lines) const;
+  int64_t linesAtOnce() const;
+  amx::Band band(int64_t lines) const;
+  void copy(const char* image, int64_t line, int64_t lines, uint8_t outside, char* to) const;
+  void gather(const char* image, int64_t line, int64_t lines, uint8_t outside, char* to) const;
+  void copyWindows(const char* line, int64_t column, int64_t count, uint8_t outside,
+                   char* to) const;
+};
+
+// Likewise, of bfloat16.
+struct NarrowConvolution {
+  TiledConvolution convolution;
+  Rectifier rectifier = Rectifier::none;
+  std::optional<Activation> activation = {};  // behind all else
+
+  struct Data {
+    const Bfloat16* source;
+    const Bfloat16* weight;  // as ordered() made it
+    const float* bias;       // or null
+    const Bfloat16* addend;  // like the result, or null; may be the result
+    Bfloat16* result;        // overlaps nothing else
+  };
+
+  // Source and result are channels last.
+  void run(const Data& data) const;
+};
+
+// Likewise, of 8 bit: of unsigned data and a signed weight that is symmetric.
+struct QuantizedConvolution {
+  TiledConvolution convolution;
+  bool to_float = false;   // addend and result are of float32, else of 8 bit
+  uint8_t zero_point = 0;  // of the source
+  QuantizedSums sums;
+
+  // The weight is one that ordered() made.
+  void run(const QuantizedLinear::Data& data) const;
+
+ private:
+  template <typename R>
+  void runAs(const QuantizedLinear::Data& data) const;
+};
+
+}  // namespace llga
