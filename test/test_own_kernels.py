@@ -1240,7 +1240,8 @@ TILED_CONVOLUTIONS = {
     "columns": TiledConvolution((1, 24, 17, 30), 32, window=(7, 1), padding=(3, 0)),
     "rows": TiledConvolution((1, 24, 17, 30), 32, window=(1, 7), padding=(0, 3)),
     "window of five": TiledConvolution((1, 48, 35, 35), 64, window=5, padding=2),
-    # Short lines: copied ones joined, with gaps and without, or what is under each window.
+    # Lines that do not fill tiles: joined, with gaps and without, or what is under each window.
+    "joined images": TiledConvolution((2, 32, 37, 37), 64, padding=0),
     "joined": TiledConvolution((2, 64, 7, 7), 96),
     "joined, one line": TiledConvolution((3, 64, 1, 7), 48),
     "joined without gaps": TiledConvolution((1, 32, 17, 17), 40, window=(7, 1), padding=(3, 0)),
@@ -1268,6 +1269,9 @@ TILED_CONVOLUTIONS = {
     "chain": TiledConvolution((1, 32, 35, 35), 32, code="F.relu(self.c(F.relu(self.c(x))) + x)"),
     # What stays with oneDNN.
     "one pixel": TiledConvolution((2, 16, 3, 3), 24, padding=0, own=False),  # contiguous as well
+    "pointwise, many products": TiledConvolution(
+        (1, 512, 34, 34), 1024, window=1, padding=0, own=False
+    ),
     "odd inputs": TiledConvolution((1, 33, 28, 28), 32, own=False),
     "groups": TiledConvolution((1, 32, 28, 28), 32, groups=2, own=False),
     "other activation": TiledConvolution((1, 32, 28, 28), 32, code="F.elu(self.c(x))", own=False),

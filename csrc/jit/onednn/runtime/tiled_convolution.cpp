@@ -23,6 +23,10 @@ bool TiledConvolution::isSupported() const {
   return usesAmx() && count > 0 && inputs * item % amx::kUnit == 0;
 }
 
+bool TiledConvolution::isOfRows() const {
+  return !isPadded() && window == Pair{1, 1} && stride == Pair{1, 1};
+}
+
 bool TiledConvolution::isPadded() const {
   const auto fits = [&](size_t i) {
     return (result_size[i] - 1) * stride[i] + (window[i] - 1) * dilation[i] < size[i];
@@ -30,23 +34,29 @@ bool TiledConvolution::isPadded() const {
   return padding != Pair{0, 0} || !fits(0) || !fits(1);
 }
 
-TiledConvolution::From TiledConvolution::from() const {
-  constexpr int64_t kFewRows = 12;  // of a tile
-  const auto width = result_size[1];
-  const auto rows = at::ceil_div(width, at::ceil_div(width, amx::kRows));
-  const bool joined = !isPadded() && window == Pair{1, 1} && stride == Pair{1, 1};
+TiledConvolution::Tiles TiledConvolution::tiles() const {
+  // The time of a tile, in that of one of its rows.
+  const auto timeOf = [](int64_t tiles, int64_t rows) {
+    constexpr int64_t kOther = 24;
+    return tiles * (kOther + rows);
+  };
+  const auto [lines, width] = result_size;
+  const auto whole = timeOf(at::ceil_div(lines * width, amx::kRows), amx::kRows);
+  const auto from = isPadded() ? From::copies : From::images;
   if ((window[1] > 1 && dilation[1] != 1) || amx::stepsOf(window[1] * inputs * item).rest != 0) {
-    return From::windows;
+    return {From::windows, true};
   }
-  if (rows >= kFewRows || joined) {
-    return isPadded() ? From::copies : From::images;
+  const auto of_line = at::ceil_div(width, amx::kRows);
+  const auto apart = timeOf(lines * of_line, at::ceil_div(width, of_line));
+  const auto pitch = from == From::copies ? copiedWidth() : size[1];
+  const auto joined = stride == Pair{1, 1}
+                          ? timeOf(at::ceil_div(lines * pitch, amx::kRows), amx::kRows)
+                          : apart + 1;
+  constexpr int64_t kOf = 8;  // copying what is under windows takes about so much of the rest
+  if (std::min(apart, joined) > whole + whole / kOf) {
+    return {From::windows, true};
   }
-  // Tiles of all lines with what lies between them, and without.
-  const auto with_gaps = at::ceil_div(result_size[0] * copiedWidth(), amx::kRows);
-  const auto without = at::ceil_div(result_size[0] * width, amx::kRows);
-  constexpr int64_t kOf = 8;  // gathering takes about so much of the time
-  const bool hang_together = stride == Pair{1, 1} && with_gaps - without <= without / kOf;
-  return hang_together ? From::joined_copies : From::windows;
+  return {from, joined < apart};
 }
 
 int64_t TiledConvolution::copiedWidth() const {
@@ -60,7 +70,7 @@ int64_t TiledConvolution::linesUnder(int64_t lines) const {
 int64_t TiledConvolution::windowBytes() const { return window[0] * window[1] * inputs * item; }
 
 int64_t TiledConvolution::weightInputs() const {
-  const bool gathered = from() == From::windows;
+  const bool gathered = tiles().from == From::windows;
   return (gathered ? at::round_up(windowBytes(), amx::kRowBytes) : windowBytes()) / item;
 }
 
@@ -70,19 +80,18 @@ int64_t TiledConvolution::gatheredStride() const {
   return bytes / amx::kRowBytes % 2 == 0 ? bytes + amx::kRowBytes : bytes;
 }
 
-int64_t TiledConvolution::bytesOf(int64_t lines) const {
-  switch (from()) {
+int64_t TiledConvolution::bytesOf(int64_t lines, From from) const {
+  switch (from) {
     case From::images:
       return 0;
     case From::copies:
-    case From::joined_copies:
       return linesUnder(lines) * copiedWidth() * inputs * item;
     default:
       return lines * result_size[1] * gatheredStride();
   }
 }
 
-int64_t TiledConvolution::linesAtOnce() const {
+int64_t TiledConvolution::linesAtOnce(From from) const {
   constexpr int64_t kSmallWeight = 1 << 19;  // bytes that stay in the second level of cache
   constexpr int64_t kFewBytes = 1 << 18;     // of lines that do beside such a weight
   constexpr int64_t kBytes = 1 << 20;        // beside a panel of a large one
@@ -90,7 +99,7 @@ int64_t TiledConvolution::linesAtOnce() const {
   constexpr int64_t kUnits = 8;  // of work for a thread
   const bool small = weightInputs() * outputs * item <= kSmallWeight;
   const auto lines = result_size[0];
-  const auto line = from() == From::windows ? bytesOf(1) : stride[0] * size[1] * inputs * item;
+  const auto line = from == From::windows ? bytesOf(1, from) : stride[0] * size[1] * inputs * item;
   const auto panels = at::ceil_div(outputs, kPanel);
   const auto bands = at::ceil_div(kUnits * at::get_num_threads(), images * panels);
   const auto fewest = small ? at::ceil_div(kFewPixels, result_size[1]) : lines;
@@ -98,27 +107,23 @@ int64_t TiledConvolution::linesAtOnce() const {
   return at::ceil_div(lines, at::ceil_div(lines, std::clamp<int64_t>(most, 1, lines)));
 }
 
-Band TiledConvolution::band(int64_t lines) const {
-  const auto how = from();
-  if (how == From::windows) {
-    const auto bytes = at::round_up(windowBytes(), amx::kRowBytes);
-    return {nullptr, gatheredStride(),      0, 1, 0, bytes / amx::kRowBytes, amx::kRowBytes,
-            1,       lines * result_size[1]};
+Band TiledConvolution::band(int64_t lines, const Tiles& tiles) const {
+  if (tiles.from == From::windows) {
+    const auto steps = at::ceil_div(windowBytes(), amx::kRowBytes);
+    return {nullptr, gatheredStride(), 0, 1, 0, steps, amx::kRowBytes, 1, lines * result_size[1]};
   }
   const auto steps = amx::stepsOf(window[1] * inputs * item);
-  const auto row = (how == From::images ? size[1] : copiedWidth()) * inputs * item;
+  const auto pitch = tiles.from == From::images ? size[1] : copiedWidth();
+  const auto row = pitch * inputs * item;
   Band found{nullptr,           stride[1] * inputs * item,
              stride[0] * row,   window[0],
              dilation[0] * row, steps.count,
              steps.bytes,       lines,
              result_size[1]};
-  if (how == From::joined_copies) {
+  if (tiles.joined) {
     found.line = found.width;
-    found.gap = copiedWidth() - found.width;
-    found.width = lines * copiedWidth() - found.gap;
-    found.lines = 1;
-  } else if (found.line_stride == found.width * found.pixel_stride) {  // as if it were one line
-    found.width *= found.lines;
+    found.gap = pitch - found.width;
+    found.width = lines * pitch - found.gap;
     found.lines = 1;
   }
   return found;
@@ -179,15 +184,15 @@ void TiledConvolution::gather(const char* image, int64_t line, int64_t lines, ui
 
 void TiledConvolution::run(const void* source, uint8_t outside, Multiply multiply) const {
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
-  const auto lines_at_once = linesAtOnce();
+  const auto how = tiles();
+  const auto lines_at_once = linesAtOnce(how.from);
   const auto bands = at::ceil_div(result_size[0], lines_at_once);
   const auto panels = at::ceil_div(outputs, kPanel);
   const auto pixels = images * result_size[0] * result_size[1];
   const auto threads = std::max<int64_t>(1, pixels * windowBytes() / item * outputs / kForOne);
-  const auto how = from();
   const auto image_bytes = size[0] * size[1] * inputs * item;
   forTasksOf(
-      images * bands * panels, bytesOf(lines_at_once),
+      images * bands * panels, bytesOf(lines_at_once, how.from),
       [&](void* memory) {
         return [&, copied = static_cast<char*>(memory), last = int64_t{-1}](int64_t first,
                                                                             int64_t end) mutable {
@@ -197,13 +202,13 @@ void TiledConvolution::run(const void* source, uint8_t outside, Multiply multipl
             const auto line = i % bands * lines_at_once;
             const auto lines = std::min(lines_at_once, result_size[0] - line);
             const auto* image = static_cast<const char*>(source) + i / bands * image_bytes;
-            auto here = band(lines);
+            auto here = band(lines, how);
             here.source = copied;
-            if (how == From::images) {
+            if (how.from == From::images) {
               here.source = image + line * stride[0] * size[1] * inputs * item;
             } else if (i != last) {
-              how == From::windows ? gather(image, line, lines, outside, copied)
-                                   : copy(image, line, lines, outside, copied);
+              how.from == From::windows ? gather(image, line, lines, outside, copied)
+                                        : copy(image, line, lines, outside, copied);
               last = i;
             }
             const auto o = (first - i * panels) * kPanel;

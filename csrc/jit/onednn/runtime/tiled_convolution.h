@@ -2,9 +2,9 @@
 //
 // The window's columns and channels of a pixel lie one behind the other, and so do those of the
 // next pixel, some bytes further: tiles are loaded from there. Images with padding are copied
-// first, a band of lines at a time. Where lines are too short for tiles, the copied ones are taken
-// as one, and what lies between them is dropped; or what is under the window of each pixel is
-// copied. The work is divided into bands by panels of outputs. band_kernel.h has the arithmetic.
+// first, a band of lines at a time. Where lines do not fill tiles, they are taken as one, and what
+// lies between them is dropped; or what is under the window of each pixel is copied. The work is
+// divided into bands by panels of outputs. band_kernel.h has the arithmetic.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,6 +37,8 @@ struct TiledConvolution {
 
   // Whether this processor has AMX, and the bytes of a pixel can be divided for it.
   bool isSupported() const;
+  // Whether it is a linear layer of all pixels.
+  bool isOfRows() const;
   // The weight of a convolution in the order in which tiles are loaded, with zeros where there are
   // no inputs and outputs: (16 outputs, 4 bytes of inputs, output of the 16, input of those).
   at::Tensor ordered(const at::Tensor& weight) const;
@@ -52,16 +54,21 @@ struct TiledConvolution {
 
  private:
   // What tiles are loaded from.
-  enum class From { images, copies, joined_copies, windows };
-  From from() const;
+  enum class From { images, copies, windows };
+  struct Tiles {
+    From from;
+    bool joined;  // lines as one
+  };
+
+  Tiles tiles() const;
   bool isPadded() const;
   int64_t copiedWidth() const;
   int64_t linesUnder(int64_t lines) const;
   int64_t windowBytes() const;     // of all that is under a window
   int64_t gatheredStride() const;  // from pixel to pixel
-  int64_t bytesOf(int64_t lines) const;
-  int64_t linesAtOnce() const;
-  amx::Band band(int64_t lines) const;
+  int64_t bytesOf(int64_t lines, From from) const;
+  int64_t linesAtOnce(From from) const;
+  amx::Band band(int64_t lines, const Tiles& tiles) const;
   void copy(const char* image, int64_t line, int64_t lines, uint8_t outside, char* to) const;
   void gather(const char* image, int64_t line, int64_t lines, uint8_t outside, char* to) const;
   void copyWindows(const char* line, int64_t column, int64_t count, uint8_t outside,
