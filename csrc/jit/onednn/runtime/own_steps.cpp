@@ -975,34 +975,14 @@ class OwnSteps {
     if (!found) {
       return false;
     }
-    const auto& [data, result] = std::tie(found->product.data, found->product.result);
-    const auto& addend = found->product.addend;
-    const bool image = found->product.op->kind() == OpKind::Convolution;
-    const auto strides = rowStrides(image, data, addend, result);
-    if (!strides) {
-      return false;
-    }
-    const auto parameters = quantizedParameters(found->product);
-    if (!parameters) {
-      return false;
-    }
-    const auto& weight = parameters->second;
-    auto& kernel = found->kernel;
-    kernel.sums = parameters->first;
-    Plan::Step step;
-    bindData(step, data);
-    bindOrdered(step, found->product.weight, weight, QuantizedLinear::ordered(weight.flatten(1)));
-    const auto addend_at = bindAddend(step, addend, result);
-    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
-    step.kernel = {
-        [kernel, addend_at](auto from, auto to) {
-          kernel.run({static_cast<const uint8_t*>(from[0]), static_cast<const int8_t*>(from[1]),
-                      addend_at != 0 ? from[addend_at] : nullptr, to[0]});
-        },
-        image ? "convolution" : "matmul",
-        fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name)};
-    draft_.plan->steps.push_back(std::move(step));
-    return true;
+    const auto& product = found->product;
+    const bool image = product.op->kind() == OpKind::Convolution;
+    const auto strides = rowStrides(image, product.data, product.addend, product.result);
+    return strides &&
+           quantizedProduct(
+               product, std::move(found->kernel), *strides,
+               [](const at::Tensor& weight) { return QuantizedLinear::ordered(weight.flatten(1)); },
+               fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name));
   }
 
   // A step for a convolution of 8-bit channels-last images by AMX. False for any other partition.
@@ -1011,29 +991,38 @@ class OwnSteps {
     if (!found) {
       return false;
     }
-    const auto& [data, result] = std::tie(found->product.data, found->product.result);
-    const auto& addend = found->product.addend;
-    if (!draft_.knownSlot(data.id) || !overChannelsLast(data, result) || !mayAdd(addend, result)) {
-      return false;
-    }
-    const auto parameters = quantizedParameters(found->product);
+    const auto& product = found->product;
+    return draft_.knownSlot(product.data.id) && overChannelsLast(product.data, product.result) &&
+           mayAdd(product.addend, product.result) &&
+           quantizedProduct(
+               product, found->kernel, channelsLastStrides(*product.result.sizes),
+               [&](const at::Tensor& weight) { return found->kernel.convolution.ordered(weight); },
+               "llga_tiled:amx_int8");
+  }
+
+  // `strides`: of the result; `ordered(weight)`: the weight, as (output, ...), as the kernel reads
+  // it. False if the kernel can't take the parameters.
+  template <typename Kernel, typename Ordered>
+  bool quantizedProduct(const FoundQuantized& product, Kernel kernel, const Shape& strides,
+                        const Ordered& ordered, std::string name) {
+    auto parameters = quantizedParameters(product);
     if (!parameters) {
       return false;
     }
-    const auto& weight = parameters->second;
-    auto& kernel = found->kernel;
-    kernel.sums = parameters->first;
+    const auto& [sums, weight] = *parameters;
+    kernel.sums = sums;
+    const auto& result = product.result;
     Plan::Step step;
-    bindData(step, data);
-    bindOrdered(step, found->product.weight, weight, kernel.convolution.ordered(weight));
-    const auto addend_at = bindAddend(step, addend, result);
-    addChannelsLastResult(step, result);
+    bindData(step, product.data);
+    bindOrdered(step, product.weight, weight, ordered(weight));
+    const auto addend = bindAddend(step, product.addend, result);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
     step.kernel = {
-        [kernel, addend_at](auto from, auto to) {
+        [kernel = std::move(kernel), addend](auto from, auto to) {
           kernel.run({static_cast<const uint8_t*>(from[0]), static_cast<const int8_t*>(from[1]),
-                      addend_at != 0 ? from[addend_at] : nullptr, to[0]});
+                      addend != 0 ? from[addend] : nullptr, to[0]});
         },
-        "convolution", "llga_tiled:amx_int8"};
+        product.op->kind() == OpKind::Convolution ? "convolution" : "matmul", std::move(name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
