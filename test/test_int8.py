@@ -1191,8 +1191,8 @@ def test_convolution(case: str, adds: bool, out: str) -> None:
         return c.post(y + qdq(other, 0.05, 7) if adds else y)
 
     w = weight(c.outputs, c.size[1], *window)
-    plain_layer = Layer(op, w, c.outputs)
-    plain_layer.data = (0.02, c.zero_point, torch.quint8)
+    data = (0.02, c.zero_point, torch.quint8)
+    plain_layer = Layer(op, w, c.outputs, data=data)
     with torch.no_grad():
         other = torch.rand_like(plain_layer(x, x)) * 8
     target = None
@@ -1200,8 +1200,7 @@ def test_convolution(case: str, adds: bool, out: str) -> None:
         with torch.no_grad():
             low, high = torch.aminmax(post(plain_layer(x, other), other))
         target = (max(float(high - low) / 200, 1e-3), 100, torch.quint8)
-    module = Layer(op, w, c.outputs, post, target)
-    module.data = plain_layer.data
+    module = Layer(op, w, c.outputs, post, target, data)
     step = None if target is None else target[0]
     # SiLU behind a sum is a group of its own with oneDNN 3.2.
     run(module, (x, other), step=step, groups=None if adds and c.post is F.silu else 1)
