@@ -1165,10 +1165,16 @@ CONVOLUTIONS = {
     "few outputs": Convolved((1, 32, 28, 28), 7),
     "few inputs": Convolved((1, 4, 28, 28), 32),
     "large weight": Convolved((1, 512, 14, 14), 160),
+    "large weight, small images": Convolved((5, 256, 7, 7), 288),
+    "large weight, small images, gathered": Convolved((6, 256, 14, 14), 288, stride=2),
+    "first layer": Convolved((2, 3, 41, 40), 32, stride=2),
+    "one channel": Convolved((1, 1, 28, 28), 24, window=5, padding=2),
+    "pointwise, many products": Convolved((1, 512, 34, 34), 1024, window=1, padding=0),
     "nine threads": Convolved((3, 64, 28, 28), 64, threads=9),
     "silu": Convolved((1, 32, 28, 28), 64, post=F.silu),
     # What stays with oneDNN.
     "odd inputs": Convolved((1, 34, 28, 28), 32, own=False),
+    "first layer, large window": Convolved((1, 3, 40, 40), 32, 7, 2, 3, own=False),
     "other activation": Convolved((1, 32, 28, 28), 32, post=F.elu, own=False),
 }
 

@@ -1254,8 +1254,15 @@ TILED_CONVOLUTIONS = {
     "uneven outputs": TiledConvolution((1, 32, 28, 28), 83),
     "few outputs": TiledConvolution((1, 32, 28, 28), 7),
     "few inputs": TiledConvolution((1, 2, 28, 28), 32),
+    "first layer": TiledConvolution((2, 3, 41, 40), 32, stride=2),
+    "first layer, no padding": TiledConvolution((1, 3, 30, 31), 16, padding=0),
+    "one channel": TiledConvolution((1, 1, 28, 28), 24, window=5, padding=2),
+    "pointwise, many products": TiledConvolution((1, 512, 34, 34), 1024, window=1, padding=0),
     "large weight": TiledConvolution((1, 256, 14, 14), 160),
     "large weight, large images": TiledConvolution((1, 192, 56, 57), 192),
+    "large weight, small images": TiledConvolution((5, 128, 7, 7), 288),
+    "large weight, small images, gathered": TiledConvolution((6, 128, 14, 14), 288, stride=2),
+    "large weight, small images, no padding": TiledConvolution((4, 128, 9, 9), 288, padding=0),
     "many images": TiledConvolution((9, 16, 12, 13), 24),
     "one thread": TiledConvolution((1, 64, 28, 28), 64, threads=1),
     "nine threads": TiledConvolution((1, 64, 28, 28), 64, threads=9),
@@ -1269,9 +1276,10 @@ TILED_CONVOLUTIONS = {
     "chain": TiledConvolution((1, 32, 35, 35), 32, code="F.relu(self.c(F.relu(self.c(x))) + x)"),
     # What stays with oneDNN.
     "one pixel": TiledConvolution((2, 16, 3, 3), 24, padding=0, own=False),  # contiguous as well
-    "pointwise, many products": TiledConvolution(
-        (1, 512, 34, 34), 1024, window=1, padding=0, own=False
+    "pointwise, many products of few inputs": TiledConvolution(
+        (1, 128, 70, 70), 1024, window=1, padding=0, own=False
     ),
+    "first layer, large window": TiledConvolution((1, 3, 40, 40), 32, 7, 2, 3, own=False),
     "odd inputs": TiledConvolution((1, 33, 28, 28), 32, own=False),
     "groups": TiledConvolution((1, 32, 28, 28), 32, groups=2, own=False),
     "other activation": TiledConvolution((1, 32, 28, 28), 32, code="F.elu(self.c(x))", own=False),
@@ -1303,10 +1311,33 @@ def test_bfloat16_convolution(case: str) -> None:
     assert (TILED_CONVOLUTION in found) == (c.own and has_matrix_units()), found
 
 
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_bfloat16_convolution_of_planes(channels: int) -> None:
+    """They are interleaved first."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    code = "F.adaptive_avg_pool2d(F.relu(self.c(x)), 2)"
+    m = convolution(TiledConvolution((2, channels, 40, 44), 32, stride=2, code=code))
+    x = torch.randn(2, channels, 40, 44)
+    check(m, [x], dtype=torch.bfloat16)
+    groups = llga_fuser.report(m.bfloat16(), x.bfloat16(), rounds=1).groups
+    found = [p.implementation for group in groups for p in group.primitives]
+    assert (TILED_CONVOLUTION in found and "llga_interleave" in found) == has_matrix_units(), found
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
 @pytest.mark.parametrize(
     "case",
-    ["plain", "joined", "gathered", "gathered, uneven", "last tile overlaps", "uneven outputs"],
+    [
+        "plain",
+        "joined",
+        "gathered",
+        "gathered, uneven",
+        "last tile overlaps",
+        "uneven outputs",
+        "first layer",
+        "large weight, small images",
+    ],
 )
 def test_bfloat16_convolution_with_special_values(case: str, value: float) -> None:
     """They reach the results that see their pixel, or of their output, and no others."""

@@ -138,9 +138,24 @@ struct alignas(kRowBytes) Rest {
   }
 };
 
+// Work for the other units of the core, to be done bit by bit between the products: where a core
+// has two threads, neither looks far enough ahead to do what follows a long row of products beside
+// them.
+struct NothingBetween {
+  void operator()() const {}
+};
+
+// How many rows of a block to finish at once, so that all are in so many steps.
+constexpr int64_t rowsBetween(int64_t steps) {
+  constexpr int64_t kFewest = 4;
+  const auto rows = (kMostRows + steps - 1) / steps;
+  return rows > kFewest ? rows : kFewest;
+}
+
 // Adds the products of some steps to the sums. Op::multiply<i>() is the instruction for the sums i.
-template <typename Op, bool more_rows, bool more_outputs>
-void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fetched) {
+template <typename Op, bool more_rows, bool more_outputs, typename Between>
+void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fetched,
+              const Between& between) {
   const auto* source = static_cast<const char*>(o.source);
   const auto* weight = static_cast<const char*>(o.weight);
   const auto weight_step = bytes / kUnit * o.weight_stride;
@@ -163,6 +178,7 @@ void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fe
         Op::template multiply<3>();
       }
     }
+    between();
   }
 }
 
@@ -212,14 +228,16 @@ void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fe
 }
 
 // For sums of any shape.
-template <typename Op>
+template <typename Op, typename Between = NothingBetween>
 [[gnu::always_inline]] inline void accumulate(const Operands& o, int64_t steps, const Shape& shape,
-                                              const Fetched& fetched) {
+                                              const Fetched& fetched, const Between& between = {}) {
   const bool more_outputs = shape.outputs > kOutputs;
-  const auto add = shape.rows > kRows
-                       ? (more_outputs ? addSteps<Op, true, true> : addSteps<Op, true, false>)
-                       : (more_outputs ? addSteps<Op, false, true> : addSteps<Op, false, false>);
-  add(o, steps, shape.bytes, fetched);
+  const auto add =
+      shape.rows > kRows
+          ? (more_outputs ? addSteps<Op, true, true, Between> : addSteps<Op, true, false, Between>)
+          : (more_outputs ? addSteps<Op, false, true, Between>
+                          : addSteps<Op, false, false, Between>);
+  add(o, steps, shape.bytes, fetched, between);
 }
 
 // Likewise, of the rest; that of the weight is there.

@@ -6,8 +6,9 @@
 
 namespace llga::amx {
 
-// Lines of a convolution's result. Under each pixel's window lie `pieces`, rows of the window, and
-// of each as many steps, all of the same size. All strides in bytes.
+// Lines of a convolution's result, or images of it, each as one line. Under each pixel's window lie
+// `pieces`, rows of the window, and of each as many steps, all of the same size. All strides in
+// bytes.
 struct Band {
   const char* source;    // what is under the window of the first pixel
   int64_t pixel_stride;  // from a pixel of the result to the next one
@@ -25,6 +26,11 @@ struct Band {
 };
 
 namespace {
+
+// Of a pixel's row of the matrix.
+constexpr int64_t bytesUnder(const Band& band) {
+  return band.pieces * band.steps * band.step_bytes;
+}
 
 constexpr int64_t kRows = 16;      // of a tile
 constexpr int64_t kRowBytes = 64;  // likewise

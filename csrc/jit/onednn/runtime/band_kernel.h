@@ -31,7 +31,9 @@ class BandProduct {
         finish_(finish),
         tiles_((band.width + kRows - 1) / kRows),
         rows_((band.width + tiles_ - 1) / tiles_),
-        count_(band.lines * tiles_) {
+        count_(band.lines * tiles_),
+        results_(resultsOf(band)),
+        rows_at_once_(rowsBetween(band.pieces * band.steps)) {
     configuration_.loadAlike(rows_, band.step_bytes);
   }
 
@@ -42,8 +44,9 @@ class BandProduct {
     if (panels_.outputs * panel_bytes / kMostOutputs <= kCache) {
       // A few pixels stay in the first level, and the result is written in its order.
       for (int64_t tile = 0; tile < count_; tile += 2) {
+        const auto pair = pairFrom(tile);
         for (int64_t o = 0; o < panels_.outputs; o += kMostOutputs) {
-          multiply(tile, o, {});
+          multiply(pair, o, {});
         }
       }
       return finish();
@@ -56,7 +59,7 @@ class BandProduct {
         fetched.lines = (panel_bytes / kRowBytes + each - 1) / each;
       }
       for (int64_t tile = 0; tile < count_; tile += 2) {
-        multiply(tile, o, fetched);
+        multiply(pairFrom(tile), o, fetched);
         fetched.from += fetched.lines * steps * kRowBytes;
       }
     }
@@ -64,54 +67,91 @@ class BandProduct {
   }
 
  private:
-  // Rows of a tile that the one before it has.
-  int64_t again(int64_t tile) const {
-    return (tile + 1) % tiles_ == 0 ? tiles_ * rows_ - band_.width : 0;
+  struct Tile {
+    const char* source;
+    int64_t result;  // the first one of its line
+    int64_t pixel;   // of the line
+    int64_t known;   // rows that the tile before it has
+  };
+
+  struct Pair {
+    Tile tiles[2];
+    int64_t count;  // of them
+  };
+
+  Tile at(int64_t tile) const {
+    const auto line = tile / tiles_;
+    const auto of_line = tile - line * tiles_;
+    const auto known = of_line + 1 == tiles_ ? tiles_ * rows_ - band_.width : 0;
+    const auto pixel = of_line * rows_ - known;
+    return {band_.source + line * band_.line_stride + pixel * band_.pixel_stride, line * results_,
+            pixel + known, known};
   }
 
-  const char* sourceOf(int64_t tile) const {
-    return band_.source + tile / tiles_ * band_.line_stride +
-           (tile % tiles_ * rows_ - again(tile)) * band_.pixel_stride;
+  Pair pairFrom(int64_t tile) const {
+    return tile + 1 < count_ ? Pair{{at(tile), at(tile + 1)}, 2} : Pair{{at(tile), {}}, 1};
   }
 
   // Two tiles by a panel of outputs.
-  void multiply(int64_t tile, int64_t o, Fetched fetched) {
+  void multiply(const Pair& pair, int64_t o, Fetched fetched) {
     const auto left = panels_.outputs - o;
-    const bool two = tile + 1 < count_;
+    const bool two = pair.count == 2;
     const Shape shape{two ? kMostRows : kRows, left < kMostOutputs ? left : kMostOutputs,
                       band_.step_bytes};
-    const auto* source = sourceOf(tile);
+    const auto* source = pair.tiles[0].source;
     const auto* weight = panels_.weight + o / kMostOutputs * panels_.panel_stride;
-    const auto next_rows = two ? sourceOf(tile + 1) - source : 0;
+    const auto next_rows = two ? pair.tiles[1].source - source : 0;
     const auto piece_units = band_.steps * band_.step_bytes / kUnit;
     startWithZero(shape);
+    const auto between = [this] {
+      if (open_.tile < open_.pair.count) {
+        finishSome();
+      }
+    };
     for (int64_t piece = 0; piece < band_.pieces; ++piece) {
       accumulate<Op>({source, band_.pixel_stride, next_rows, weight, panels_.unit_stride,
                       panels_.next_outputs},
-                     band_.steps, shape, fetched);
+                     band_.steps, shape, fetched, between);
       source += band_.piece_stride;
       weight += piece_units * panels_.unit_stride;
       fetched.from += fetched.lines * band_.steps * kRowBytes;
     }
     finish();
     store(sums_, kMostOutputs * sizeof(Sum), shape);
-    open_ = {tile, two ? 2 : 1, o, shape.outputs};
+    open_ = {pair, 0, pair.tiles[0].known, o, shape.outputs};
   }
 
-  // What follows the sums that are stored.
-  void finish() {
-    const auto* sums = sums_;
-    for (auto t = open_.tile; t < open_.tile + open_.tiles; ++t, sums += kRows * kMostOutputs) {
-      const auto known = again(t);
-      finishRows(t / tiles_ * band_.width + t % tiles_ * rows_, rows_ - known,
-                 sums + known * kMostOutputs);
+  // Of a line.
+  static int64_t resultsOf(const Band& band) {
+    return band.gap == 0 ? band.width
+                         : (band.width + band.gap) / (band.line + band.gap) * band.line;
+  }
+
+  // What follows the sums that are stored: of the next rows, or of all that are left.
+  void finishSome() {
+    const auto& tile = open_.pair.tiles[open_.tile];
+    const auto left = rows_ - open_.row;
+    const auto rows = left < rows_at_once_ ? left : rows_at_once_;
+    finishRows(tile.result, tile.pixel + open_.row - tile.known, rows,
+               sums_ + (open_.tile * kRows + open_.row) * kMostOutputs);
+    open_.row += rows;
+    if (open_.row == rows_) {
+      ++open_.tile;
+      open_.row = open_.pair.tiles[1].known;
     }
   }
 
-  // Of pixels of lines that hang together, without those between the lines.
-  void finishRows(int64_t pixel, int64_t rows, const Sum* sums) const {
+  void finish() {
+    while (open_.tile < open_.pair.count) {
+      finishSome();
+    }
+  }
+
+  // Of pixels of a line, whose first result is this one; without those between lines that hang
+  // together.
+  void finishRows(int64_t result, int64_t pixel, int64_t rows, const Sum* sums) const {
     if (band_.gap == 0) {
-      return finish_(pixel, rows, open_.output, open_.outputs, sums);
+      return finish_(result + pixel, rows, open_.output, open_.outputs, sums);
     }
     const auto pitch = band_.line + band_.gap;
     for (const auto end = pixel + rows; pixel < end;) {
@@ -120,7 +160,7 @@ class BandProduct {
       const auto left = line * pitch + band_.line - pixel;  // of the line
       const auto count = left < end - pixel ? left : end - pixel;
       if (count > 0) {
-        finish_(line * band_.line + column, count, open_.output, open_.outputs, sums);
+        finish_(result + line * band_.line + column, count, open_.output, open_.outputs, sums);
       }
       const auto next = count > 0 ? count : pitch - column;
       pixel += next;
@@ -130,8 +170,9 @@ class BandProduct {
 
   // A block whose sums are stored.
   struct Open {
-    int64_t tile;
-    int64_t tiles;
+    Pair pair;
+    int64_t tile;  // of the pair, and its row: the next that is not finished
+    int64_t row;
     int64_t output;
     int64_t outputs;
   };
@@ -139,9 +180,11 @@ class BandProduct {
   const Band& band_;
   const Panels& panels_;
   const Finish& finish_;
-  int64_t tiles_;  // of a line
-  int64_t rows_;   // of a tile
-  int64_t count_;  // tiles
+  int64_t tiles_;         // of a line
+  int64_t rows_;          // of a tile
+  int64_t count_;         // tiles
+  int64_t results_;       // of a line
+  int64_t rows_at_once_;  // that are finished
   Open open_{};
   Configuration configuration_;
   alignas(kRowBytes) Sum sums_[kMostRows * kMostOutputs];

@@ -143,7 +143,8 @@ class Multiplication {
       : p_(problem),
         end_(task.first_output + task.outputs),
         steps_(amx::stepsOf(p_.inputs * int64_t{sizeof(Bfloat16)})),
-        finish_(finish) {}
+        finish_(finish),
+        rows_at_once_(amx::rowsBetween(steps_.count < kSteps ? steps_.count : kSteps)) {}
 
   // Up to kBlocks blocks of rows by a panel of outputs.
   void run(int64_t row, int64_t rows, int64_t o) {
@@ -156,6 +157,11 @@ class Multiplication {
     if (steps_.rest != 0) {
       rest_.copyWeight(operands, steps_, shape.outputs);
     }
+    const auto between = [this] {
+      if (open_.finished < open_.rows) {
+        finishSome();
+      }
+    };
     const auto blocks = (rows + amx::kMostRows - 1) / amx::kMostRows;
     amx::Fetched fetched{reinterpret_cast<const char*>(weight + p_.weight_stride), 0};
     if (p_.outputs - o > kPanel) {  // if not of this task, then mostly of the thread's next
@@ -179,7 +185,7 @@ class Multiplication {
         operands.source = reinterpret_cast<const char*>(source) + step * steps_.bytes;
         operands.weight = reinterpret_cast<const char*>(weight) +
                           step * steps_.bytes / amx::kUnit * operands.weight_stride;
-        amx::accumulate<Products>(operands, count, shape, fetched);
+        amx::accumulate<Products>(operands, count, shape, fetched, between);
         fetched.from += fetched.lines * count * amx::kRowBytes;
         if (last && steps_.rest != 0) {
           operands.source = source;
@@ -189,21 +195,50 @@ class Multiplication {
           amx::store(p_.result + first * p_.outputs + o, p_.outputs * int64_t{sizeof(R)}, shape);
           continue;
         }
+        finish();
         amx::store(sums_[b], kRowSums, shape);
         if (last) {
-          finish_(p_, first, shape, o, sums_[b]);
+          open_ = {first, o, shape.rows, shape.outputs, sums_[b], 0};
         }
       }
     }
   }
 
+  // What follows the sums of the last block.
+  void finish() {
+    while (open_.finished < open_.rows) {
+      finishSome();
+    }
+  }
+
  private:
+  // A block whose sums are stored: what follows them is computed while those of the next one are
+  // added up.
+  struct Open {
+    int64_t row;
+    int64_t output;
+    int64_t rows;
+    int64_t outputs;
+    const float* sums;
+    int64_t finished;  // of the rows
+  };
+
+  void finishSome() {
+    const auto left = open_.rows - open_.finished;
+    const auto rows = left < rows_at_once_ ? left : rows_at_once_;
+    finish_(p_, open_.row + open_.finished, {rows, open_.outputs, 0}, open_.output,
+            open_.sums + open_.finished * kPanel);
+    open_.finished += rows;
+  }
+
   static constexpr int64_t kRowSums = kPanel * sizeof(float);  // bytes
 
   const ProblemOf<Bfloat16, R>& p_;
   int64_t end_;  // of the outputs
   amx::Steps steps_;
   Finish<R> finish_;
+  int64_t rows_at_once_;  // that are finished
+  Open open_{};
   amx::Configuration configuration_;
   amx::Rest rest_;
   alignas(amx::kRowBytes) float sums_[kBlocks][amx::kMostRows * kPanel];
@@ -219,6 +254,7 @@ void runByTiles(const ProblemOf<Bfloat16, R>& p, const Task& task, Finish<R> fin
       multiplication.run(task.first_row + row, rows, task.first_output + o);
     }
   }
+  multiplication.finish();
 }
 
 template <typename R>

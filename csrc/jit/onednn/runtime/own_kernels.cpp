@@ -556,7 +556,7 @@ std::optional<TiledConvolution> tiledConvolution(const OpSpec& op, const Shape& 
                                 (*data.sizes)[1],
                                 weight[0],
                                 item};
-  return kernel.isSupported() && !kernel.isOfRows() ? std::optional(kernel) : std::nullopt;
+  return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
 }
 
 bool isConvolutionOfPlanes(const Ops& ops, const Layout& images) {

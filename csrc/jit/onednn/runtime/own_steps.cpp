@@ -138,7 +138,7 @@ class OwnSteps {
     const auto found = llga::narrowConvolution(ops, draft_.lowered);
     const auto& inputs = ops[0]->inputs();
     const auto& result = ops.back()->outputs()[0];
-    if (!found || !overChannelsLast(inputs[0], result) || !mayAdd(found->addend, result)) {
+    if (!found || !takesImages(ops, inputs[0], result) || !mayAdd(found->addend, result)) {
       return false;
     }
     const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
@@ -148,7 +148,7 @@ class OwnSteps {
     }
     const auto& kernel = found->kernel;
     Plan::Step step;
-    bindData(step, inputs[0]);
+    bindImages(step, ops, inputs[0]);
     bindOrdered(step, inputs[1], weight, kernel.convolution.ordered(weight));
     const auto bias = bindBias(step, inputs);
     const auto addend = bindAddend(step, found->addend, result);
@@ -222,6 +222,17 @@ class OwnSteps {
   // What a step reads first.
   void bindData(Plan::Step& step, const Operand& data) const {
     bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
+  }
+
+  // Likewise; a few planes are interleaved first.
+  void bindImages(Plan::Step& step, const Ops& ops, const Operand& data) {
+    const auto layout = draft_.inputLayout(data.id);
+    if (isConvolutionOfPlanes(ops, layout)) {
+      const auto [slot, interleaved_layout] = interleaved(layout);
+      bind(step, slot, interleaved_layout);
+    } else {
+      bindData(step, data);
+    }
   }
 
   // A weight in the order of a kernel of our own.
@@ -299,6 +310,14 @@ class OwnSteps {
   // The images are, and the result may be.
   bool overChannelsLast(const Operand& data, const Operand& result) const {
     return isChannelsLast(draft_.inputLayout(data.id), data) &&
+           draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
+  }
+
+  // Likewise, or such as bindImages() brings into that order.
+  bool takesImages(const Ops& ops, const Operand& data, const Operand& result) const {
+    const auto layout = draft_.inputLayout(data.id);
+    return draft_.knownSlot(data.id) &&
+           (isChannelsLast(layout, data) || isConvolutionOfPlanes(ops, layout)) &&
            draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
   }
 
@@ -980,7 +999,7 @@ class OwnSteps {
     const auto strides = rowStrides(image, product.data, product.addend, product.result);
     return strides &&
            quantizedProduct(
-               product, std::move(found->kernel), *strides,
+               ops, product, std::move(found->kernel), *strides,
                [](const at::Tensor& weight) { return QuantizedLinear::ordered(weight.flatten(1)); },
                fmt::format("llga_quantized:{}", QuantizedLinear::kernels().name));
   }
@@ -992,10 +1011,10 @@ class OwnSteps {
       return false;
     }
     const auto& product = found->product;
-    return draft_.knownSlot(product.data.id) && overChannelsLast(product.data, product.result) &&
+    return takesImages(ops, product.data, product.result) &&
            mayAdd(product.addend, product.result) &&
            quantizedProduct(
-               product, found->kernel, channelsLastStrides(*product.result.sizes),
+               ops, product, found->kernel, channelsLastStrides(*product.result.sizes),
                [&](const at::Tensor& weight) { return found->kernel.convolution.ordered(weight); },
                "llga_tiled:amx_int8");
   }
@@ -1003,8 +1022,8 @@ class OwnSteps {
   // `strides`: of the result; `ordered(weight)`: the weight, as (output, ...), as the kernel reads
   // it. False if the kernel can't take the parameters.
   template <typename Kernel, typename Ordered>
-  bool quantizedProduct(const FoundQuantized& product, Kernel kernel, const Shape& strides,
-                        const Ordered& ordered, std::string name) {
+  bool quantizedProduct(const Ops& ops, const FoundQuantized& product, Kernel kernel,
+                        const Shape& strides, const Ordered& ordered, std::string name) {
     auto parameters = quantizedParameters(product);
     if (!parameters) {
       return false;
@@ -1013,7 +1032,7 @@ class OwnSteps {
     kernel.sums = sums;
     const auto& result = product.result;
     Plan::Step step;
-    bindData(step, product.data);
+    bindImages(step, ops, product.data);
     bindOrdered(step, product.weight, weight, ordered(weight));
     const auto addend = bindAddend(step, product.addend, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));

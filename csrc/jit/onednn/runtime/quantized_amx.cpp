@@ -37,15 +37,16 @@ amx::Operands operandsOf(const ProductOf<R>& p, int64_t row, int64_t o) {
 }
 
 // Sums of `rows` rows from `row` on; `rests`: of the panel's pairs of registers.
-template <typename R>
+template <typename R, typename Between>
 void multiplyTiles(const ProductOf<R>& p, int64_t row, int64_t rows, const Panel& panel,
-                   const amx::Steps& steps, amx::Rest* rests, amx::Fetched fetched, RowSums* sums) {
+                   const amx::Steps& steps, amx::Rest* rests, amx::Fetched fetched, RowSums* sums,
+                   const Between& between) {
   for (int64_t v = 0; v < panel.vectors; v += 2, ++rests) {
     const auto o = panel.first + v * kWidth;
     const amx::Shape shape{rows, (panel.vectors - v < 2 ? 1 : 2) * kWidth, steps.bytes};
     const auto operands = operandsOf(p, row, o);
     amx::startWithZero(shape);
-    amx::accumulate<Products>(operands, steps.count, shape, fetched);
+    amx::accumulate<Products>(operands, steps.count, shape, fetched, between);
     if (steps.rest != 0) {
       amx::accumulateRest<Products>(operands, steps, shape, *rests);
     }
@@ -59,7 +60,7 @@ void multiplyTiles(const ProductOf<R>& p, int64_t row, int64_t rows, const Panel
 template <typename R, int vectors, int64_t stride>
 void finishRows(const ProductOf<R>& p, int64_t row, int64_t rows, int64_t o, int64_t count,
                 const int32_t* sums) {
-  const auto rescale = from(p.rescale, o);
+  const auto rescale = fromOutput(p.rescale, o);
   const Affine<vectors> affine(rescale);
   __m512i start[vectors];
 #pragma GCC unroll 4
@@ -81,6 +82,28 @@ void finishRows(const ProductOf<R>& p, int64_t row, int64_t rows, int64_t o, int
   }
 }
 
+// A block whose sums are stored.
+template <typename R>
+struct Open {
+  using Finish = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t, const int32_t*);
+
+  Finish finish;
+  int64_t row;
+  int64_t rows;
+  int64_t output;
+  int64_t outputs;
+  const RowSums* sums;
+  int64_t finished = 0;  // of the rows
+
+  // What follows the sums of so many of the rows that are left.
+  void finishSome(const ProductOf<R>& p, int64_t most) {
+    const auto left = rows - finished;
+    const auto count = left < most ? left : most;
+    finish(p, row + finished, count, output, outputs, sums[finished]);
+    finished += count;
+  }
+};
+
 // The weights behind a panel are fetched while rows meet it, in blocks.
 template <typename R>
 amx::Fetched behind(const ProductOf<R>& p, const Panel& panel, int64_t blocks, int64_t steps) {
@@ -95,9 +118,9 @@ amx::Fetched behind(const ProductOf<R>& p, const Panel& panel, int64_t blocks, i
 
 template <typename R>
 void multiplyByTiles(const ProductOf<R>& p) {
-  using Finish = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t, const int32_t*);
-  constexpr Finish kFinish[] = {finishRows<R, 1, kPiece>, finishRows<R, 2, kPiece>,
-                                finishRows<R, 3, kPiece>, finishRows<R, 4, kPiece>};
+  constexpr
+      typename Open<R>::Finish kFinish[] = {finishRows<R, 1, kPiece>, finishRows<R, 2, kPiece>,
+                                            finishRows<R, 3, kPiece>, finishRows<R, 4, kPiece>};
   const auto steps = amx::stepsOf(p.inputs);
   const auto vectors = (p.outputs + kWidth - 1) / kWidth;
   const auto blocks = (p.rows + amx::kMostRows - 1) / amx::kMostRows;
@@ -106,6 +129,13 @@ void multiplyByTiles(const ProductOf<R>& p) {
   amx::Rest rests[kVectors / 2];
   amx::Configuration configuration;
   int turn = 0;
+  Open<R> open{};
+  int64_t rows_at_once = 0;
+  const auto between = [&] {
+    if (open.finished < open.rows) {
+      open.finishSome(p, rows_at_once);
+    }
+  };
   for (int64_t v = 0; v < vectors; v += kVectors) {
     const Panel panel{v * kWidth, vectors - v < kVectors ? vectors - v : kVectors};
     const auto pairs = (panel.vectors + 1) / 2;
@@ -116,15 +146,20 @@ void multiplyByTiles(const ProductOf<R>& p) {
     const auto left = p.outputs - panel.first;
     const auto count = left < panel.vectors * kWidth ? left : panel.vectors * kWidth;
     auto fetched = behind(p, panel, blocks, steps.count);
+    rows_at_once = amx::rowsBetween(pairs * steps.count);
     for (int64_t row = 0; row < p.rows; row += amx::kMostRows) {
       const auto rows = p.rows - row < amx::kMostRows ? p.rows - row : amx::kMostRows;
       configuration.load({rows, amx::kMostOutputs, steps.bytes});
-      multiplyTiles(p, row, rows, panel, steps, rests, fetched, sums[turn]);
+      multiplyTiles(p, row, rows, panel, steps, rests, fetched, sums[turn], between);
       fetched.from += fetched.lines * steps.count * kPiece * pairs;
-      kFinish[panel.vectors - 1](p, row, rows, panel.first, count, sums[turn][0]);
+      if (open.finished < open.rows) {
+        open.finishSome(p, open.rows);
+      }
+      open = {kFinish[panel.vectors - 1], row, rows, panel.first, count, sums[turn]};
       turn = 1 - turn;
     }
   }
+  open.finishSome(p, open.rows);
 }
 
 // Of a panel for tiles of all outputs.

@@ -50,6 +50,18 @@ struct Rescale {
   bool fits;  // whether what is rounded fits into 32 bits whatever it is, to be cut off after that
 };
 
+namespace {
+
+// That of the outputs from this one on.
+constexpr Rescale fromOutput(Rescale rescale, int64_t output) {
+  rescale.start += output;
+  rescale.scale += output;
+  rescale.shift += output;
+  return rescale;
+}
+
+}  // namespace
+
 // A matrix product: rows of a source in 8 bit by a weight in 8 bit. R: uint8_t, or float for real
 // numbers.
 template <typename R>

@@ -112,14 +112,6 @@ LLGA_VECTOR_INLINE __m512i finished(const __m512i (&sums)[vectors], const Affine
   return packed(integers, r);
 }
 
-LLGA_VECTOR_INLINE Rescale from(const Rescale& r, int64_t output) {
-  auto there = r;
-  there.start += output;
-  there.scale += output;
-  there.shift += output;
-  return there;
-}
-
 LLGA_VECTOR_INLINE void storeRow(uint8_t* to, __m512i piece, int64_t count) {
   _mm512_mask_storeu_epi8(to, firstBytes(count), reordered(piece));
 }
@@ -238,7 +230,7 @@ constexpr int64_t kAhead = 2048;
 // `tiles` of `rows` rows from `row` on, by `count` outputs from `o` on.
 template <typename R, int rows, int vectors>
 void multiply(const ProductOf<R>& p, int64_t row, int64_t tiles, int64_t o, int64_t count) {
-  const auto rescale = from(p.rescale, o);
+  const auto rescale = fromOutput(p.rescale, o);
   const auto tile = rows * p.source_stride;
   // The first outputs meet rows that may be in memory yet.
   const auto ahead = o > 0 ? 0 : tile < kAhead ? kAhead : tile;

@@ -81,19 +81,15 @@ void QuantizedLinear::runAs(const Data& data) const {
     const auto end = by_outputs ? rows : to;
     const auto o = by_outputs ? from * kPanel : 0;
     const auto end_o = by_outputs ? std::min(to * kPanel, outputs) : outputs;
-    auto rescale = sums.rescale;
-    rescale.start += o;
-    rescale.scale += o;
-    rescale.shift += o;
     const auto blocks = std::max<int64_t>(1, (end - row) * inputs / kSource);
     for (int64_t block = 0; block < blocks; ++block) {
       const auto begin = row + (end - row) * block / blocks;
       const auto count = row + (end - row) * (block + 1) / blocks - begin;
       const auto at = begin * outputs + o;
-      multiply(quantized::ProductOf<R>{count, inputs, end_o - o, data.source + begin * inputs,
-                                       inputs, data.weight + o * inputs, rescale,
-                                       addend != nullptr ? addend + at : nullptr, result + at,
-                                       outputs, nullptr, outputs - end_o});
+      multiply(quantized::ProductOf<R>{
+          count, inputs, end_o - o, data.source + begin * inputs, inputs, data.weight + o * inputs,
+          quantized::fromOutput(sums.rescale, o), addend != nullptr ? addend + at : nullptr,
+          result + at, outputs, nullptr, outputs - end_o});
     }
   });
 }

@@ -8,6 +8,7 @@
 
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/tasks.h"
+#include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 namespace {
@@ -15,16 +16,22 @@ namespace {
 using amx::Band;
 
 constexpr int64_t kPanel = amx::kMostOutputs;
+constexpr int64_t kMostBytes = 1 << 20;  // of images beside a panel of a large weight
 
 }  // namespace
 
 bool TiledConvolution::isSupported() const {
   const auto count = images * result_size[0] * result_size[1] * outputs;
-  return usesAmx() && count > 0 && inputs * item % amx::kUnit == 0;
+  const bool together = inputs * item % amx::kUnit == 0 || windowBytes() <= amx::kRowBytes;
+  return usesAmx() && count > 0 && together && !isLeftToLinear();
 }
 
-bool TiledConvolution::isOfRows() const {
-  return !isPadded() && window == Pair{1, 1} && stride == Pair{1, 1};
+bool TiledConvolution::isLeftToLinear() const {
+  constexpr int64_t kMost = 1 << 29;   // products, more of which are worth it where
+  constexpr int64_t kManyBytes = 512;  // of a pixel are multiplied
+  const auto count = images * size[0] * size[1] * inputs * outputs;
+  return !isPadded() && window == Pair{1, 1} && stride == Pair{1, 1} &&
+         (count <= kMost || inputs * item < kManyBytes);
 }
 
 bool TiledConvolution::isPadded() const {
@@ -43,7 +50,8 @@ TiledConvolution::Tiles TiledConvolution::tiles() const {
   const auto [lines, width] = result_size;
   const auto whole = timeOf(at::ceil_div(lines * width, amx::kRows), amx::kRows);
   const auto from = isPadded() ? From::copies : From::images;
-  if ((window[1] > 1 && dilation[1] != 1) || amx::stepsOf(window[1] * inputs * item).rest != 0) {
+  if ((window[1] > 1 && dilation[1] != 1) || inputs * item % amx::kUnit != 0 ||
+      amx::stepsOf(rowBytes()).rest != 0) {
     return {From::windows, true};
   }
   const auto of_line = at::ceil_div(width, amx::kRows);
@@ -60,19 +68,18 @@ TiledConvolution::Tiles TiledConvolution::tiles() const {
 }
 
 int64_t TiledConvolution::copiedWidth() const {
-  return (result_size[1] - 1) * stride[1] + window[1];
+  return (result_size[1] - 1) * stride[1] + (window[1] - 1) * dilation[1] + 1;
 }
 
 int64_t TiledConvolution::linesUnder(int64_t lines) const {
   return (lines - 1) * stride[0] + (window[0] - 1) * dilation[0] + 1;
 }
 
-int64_t TiledConvolution::windowBytes() const { return window[0] * window[1] * inputs * item; }
+int64_t TiledConvolution::imageBytes() const { return size[0] * size[1] * inputs * item; }
 
-int64_t TiledConvolution::weightInputs() const {
-  const bool gathered = tiles().from == From::windows;
-  return (gathered ? at::round_up(windowBytes(), amx::kRowBytes) : windowBytes()) / item;
-}
+int64_t TiledConvolution::rowBytes() const { return window[1] * inputs * item; }
+
+int64_t TiledConvolution::windowBytes() const { return window[0] * rowBytes(); }
 
 int64_t TiledConvolution::gatheredStride() const {
   const auto bytes = at::round_up(windowBytes(), amx::kRowBytes);
@@ -91,28 +98,46 @@ int64_t TiledConvolution::bytesOf(int64_t lines, From from) const {
   }
 }
 
+bool TiledConvolution::hasSmallWeight() const {
+  constexpr int64_t kBytes = 1 << 19;  // that stay in the second level of cache
+  return windowBytes() * outputs <= kBytes;
+}
+
 int64_t TiledConvolution::linesAtOnce(From from) const {
-  constexpr int64_t kSmallWeight = 1 << 19;  // bytes that stay in the second level of cache
-  constexpr int64_t kFewBytes = 1 << 18;     // of lines that do beside such a weight
-  constexpr int64_t kBytes = 1 << 20;        // beside a panel of a large one
+  constexpr int64_t kFewBytes = 1 << 18;  // of lines that do beside a small weight
   constexpr int64_t kFewPixels = 128;
   constexpr int64_t kUnits = 8;  // of work for a thread
-  const bool small = weightInputs() * outputs * item <= kSmallWeight;
+  const bool small = hasSmallWeight();
   const auto lines = result_size[0];
   const auto line = from == From::windows ? bytesOf(1, from) : stride[0] * size[1] * inputs * item;
   const auto panels = at::ceil_div(outputs, kPanel);
   const auto bands = at::ceil_div(kUnits * at::get_num_threads(), images * panels);
   const auto fewest = small ? at::ceil_div(kFewPixels, result_size[1]) : lines;
-  const auto most = std::min((small ? kFewBytes : kBytes) / line, std::max(lines / bands, fewest));
+  const auto most =
+      std::min((small ? kFewBytes : kMostBytes) / line, std::max(lines / bands, fewest));
   return at::ceil_div(lines, at::ceil_div(lines, std::clamp<int64_t>(most, 1, lines)));
 }
 
-Band TiledConvolution::band(int64_t lines, const Tiles& tiles) const {
+// More than one where a panel of a large weight would meet few pixels.
+int64_t TiledConvolution::imagesAtOnce(const Tiles& tiles, int64_t lines) const {
+  constexpr int64_t kPixels = 512;
+  if (hasSmallWeight() || !tiles.joined || lines < result_size[0]) {
+    return 1;
+  }
+  const auto bytes = std::max(bytesOf(lines, tiles.from), imageBytes());
+  const auto most =
+      std::clamp<int64_t>(kMostBytes / bytes, 1, at::ceil_div(kPixels, lines * result_size[1]));
+  const auto threads = std::min<int64_t>(at::get_num_threads(), images);
+  return at::ceil_div(images, std::max(at::ceil_div(images, most), threads));
+}
+
+Band TiledConvolution::band(int64_t images, int64_t lines, const Tiles& tiles) const {
   if (tiles.from == From::windows) {
     const auto steps = at::ceil_div(windowBytes(), amx::kRowBytes);
-    return {nullptr, gatheredStride(), 0, 1, 0, steps, amx::kRowBytes, 1, lines * result_size[1]};
+    const auto pixels = images * lines * result_size[1];
+    return {nullptr, gatheredStride(), 0, 1, 0, steps, amx::kRowBytes, 1, pixels};
   }
-  const auto steps = amx::stepsOf(window[1] * inputs * item);
+  const auto steps = amx::stepsOf(rowBytes());
   const auto pitch = tiles.from == From::images ? size[1] : copiedWidth();
   const auto row = pitch * inputs * item;
   Band found{nullptr,           stride[1] * inputs * item,
@@ -124,120 +149,149 @@ Band TiledConvolution::band(int64_t lines, const Tiles& tiles) const {
     found.line = found.width;
     found.gap = pitch - found.width;
     found.width = lines * pitch - found.gap;
-    found.lines = 1;
+    found.lines = images;
+    found.line_stride = tiles.from == From::images ? imageBytes() : bytesOf(lines, tiles.from);
   }
   return found;
 }
 
-// Of `count` columns from this one of an image on, each as many channels; outside, `outside`.
-void TiledConvolution::copyWindows(const char* line, int64_t column, int64_t count, uint8_t outside,
-                                   char* to) const {
-  const auto pixel = inputs * item;
-  const auto before = std::clamp<int64_t>(-column, 0, count);
-  const auto end = std::clamp<int64_t>(size[1] - column, before, count);
-  std::memset(to, outside, before * pixel);
-  std::memcpy(to + before * pixel, line + (column + before) * pixel, (end - before) * pixel);
-  std::memset(to + end * pixel, outside, (count - end) * pixel);
-}
-
+// Lines of an image with what is outside.
 void TiledConvolution::copy(const char* image, int64_t line, int64_t lines, uint8_t outside,
                             char* to) const {
-  const auto row = copiedWidth() * inputs * item;
+  const auto pixel = inputs * item;
+  const auto width = copiedWidth();
+  const auto before = std::min(padding[1], width);
+  const auto end = std::clamp(size[1] + padding[1], before, width);
   const auto top = line * stride[0] - padding[0];
-  for (auto y = top; y < top + linesUnder(lines); ++y, to += row) {
+  for (auto y = top; y < top + linesUnder(lines); ++y, to += width * pixel) {
     if (y < 0 || y >= size[0]) {
-      std::memset(to, outside, row);
-    } else {
-      copyWindows(image + y * size[1] * inputs * item, -padding[1], copiedWidth(), outside, to);
+      std::memset(to, outside, width * pixel);
+      continue;
     }
+    std::memset(to, outside, before * pixel);
+    std::memcpy(to + before * pixel, image + y * size[1] * pixel, (end - before) * pixel);
+    std::memset(to + end * pixel, outside, (width - end) * pixel);
   }
 }
 
-void TiledConvolution::gather(const char* image, int64_t line, int64_t lines, uint8_t outside,
-                              char* to) const {
+void TiledConvolution::gather(const char* from, int64_t width, int64_t lines, char* to) const {
   const auto pixel = inputs * item;
-  const auto row = window[1] * pixel;
+  const auto pitch = width * pixel;
   const auto rest = at::round_up(windowBytes(), amx::kRowBytes) - windowBytes();
-  for (auto y = line; y < line + lines; ++y) {
+  const bool apart = window[1] > 1 && dilation[1] != 1;
+  using vector_loops::Windows;
+  const Windows windows{result_size[1],      stride[1] * pixel, window[0],
+                        dilation[0] * pitch, rowBytes(),        gatheredStride()};
+  static_assert(Windows::kMultiple == amx::kRowBytes);
+  const bool few = !apart && window[0] <= Windows::kMostRows && rowBytes() <= Windows::kMostBytes;
+  for (int64_t y = 0; y < lines; ++y, from += stride[0] * pitch) {
+    if (few) {
+      vector_loops::kernels().gatherWindows(from, to, windows);
+      to += result_size[1] * gatheredStride();
+      continue;
+    }
     for (int64_t x = 0; x < result_size[1]; ++x, to += gatheredStride()) {
       auto* piece = to;
-      for (int64_t ky = 0; ky < window[0]; ++ky, piece += row) {
-        const auto under = y * stride[0] - padding[0] + ky * dilation[0];
-        const auto column = x * stride[1] - padding[1];
-        if (under < 0 || under >= size[0]) {
-          std::memset(piece, outside, row);
-          continue;
+      for (int64_t ky = 0; ky < window[0]; ++ky) {
+        const auto* row = from + ky * dilation[0] * pitch + x * stride[1] * pixel;
+        for (int64_t kx = 0; apart && kx < window[1]; ++kx) {
+          std::memcpy(piece + kx * pixel, row + kx * dilation[1] * pixel, pixel);
         }
-        const auto* source = image + under * size[1] * pixel;
-        if (dilation[1] == 1) {
-          copyWindows(source, column, window[1], outside, piece);
-          continue;
+        if (!apart) {
+          std::memcpy(piece, row, rowBytes());
         }
-        for (int64_t kx = 0; kx < window[1]; ++kx) {
-          copyWindows(source, column + kx * dilation[1], 1, outside, piece + kx * pixel);
-        }
+        piece += rowBytes();
       }
       std::memset(piece, 0, rest);
     }
   }
 }
 
+const char* TiledConvolution::prepare(const Part& part, const Tiles& tiles, const char* source,
+                                      uint8_t outside, char* memory) const {
+  const auto* image = source + part.image * imageBytes();
+  const auto line_bytes = size[1] * inputs * item;
+  if (tiles.from == From::images) {
+    return image + part.line * stride[0] * line_bytes;
+  }
+  auto* to = memory;
+  auto* padded = memory + part.images * bytesOf(part.lines, From::windows);
+  for (int64_t i = 0; i < part.images; ++i, image += imageBytes()) {
+    if (tiles.from == From::copies) {
+      copy(image, part.line, part.lines, outside, to);
+    } else if (isPadded()) {
+      copy(image, part.line, part.lines, outside, padded);
+      gather(padded, copiedWidth(), part.lines, to);
+    } else {
+      gather(image + part.line * stride[0] * line_bytes, size[1], part.lines, to);
+    }
+    to += bytesOf(part.lines, tiles.from);
+  }
+  return memory;
+}
+
 void TiledConvolution::run(const void* source, uint8_t outside, Multiply multiply) const {
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
   const auto how = tiles();
   const auto lines_at_once = linesAtOnce(how.from);
+  const auto images_at_once = imagesAtOnce(how, lines_at_once);
   const auto bands = at::ceil_div(result_size[0], lines_at_once);
   const auto panels = at::ceil_div(outputs, kPanel);
-  const auto pixels = images * result_size[0] * result_size[1];
-  const auto threads = std::max<int64_t>(1, pixels * windowBytes() / item * outputs / kForOne);
-  const auto image_bytes = size[0] * size[1] * inputs * item;
+  const auto result_pixels = result_size[0] * result_size[1];
+  const auto products = images * result_pixels * (windowBytes() / item) * outputs;
+  const auto padded_bytes =
+      how.from == From::windows && isPadded() ? bytesOf(lines_at_once, From::copies) : 0;
+  const auto partOf = [&](int64_t i) {
+    const auto image = i / bands * images_at_once;
+    const auto line = i % bands * lines_at_once;
+    return Part{image, std::min(images_at_once, images - image), line,
+                std::min(lines_at_once, result_size[0] - line)};
+  };
   forTasksOf(
-      images * bands * panels, bytesOf(lines_at_once, how.from),
+      at::ceil_div(images, images_at_once) * bands * panels,
+      images_at_once * bytesOf(lines_at_once, how.from) + padded_bytes,
       [&](void* memory) {
-        return [&, copied = static_cast<char*>(memory), last = int64_t{-1}](int64_t first,
-                                                                            int64_t end) mutable {
+        return [&, memory, last = int64_t{-1}, prepared = static_cast<const char*>(nullptr)](
+                   int64_t first, int64_t end) mutable {
           while (first < end) {
             const auto i = first / panels;
             const auto until = std::min(end, (i + 1) * panels);
-            const auto line = i % bands * lines_at_once;
-            const auto lines = std::min(lines_at_once, result_size[0] - line);
-            const auto* image = static_cast<const char*>(source) + i / bands * image_bytes;
-            auto here = band(lines, how);
-            here.source = copied;
-            if (how.from == From::images) {
-              here.source = image + line * stride[0] * size[1] * inputs * item;
-            } else if (i != last) {
-              how.from == From::windows ? gather(image, line, lines, outside, copied)
-                                        : copy(image, line, lines, outside, copied);
+            const auto part = partOf(i);
+            if (i != last) {
+              prepared = prepare(part, how, static_cast<const char*>(source), outside,
+                                 static_cast<char*>(memory));
               last = i;
             }
+            auto here = band(part.images, part.lines, how);
+            here.source = prepared;
             const auto o = (first - i * panels) * kPanel;
-            multiply(here, (i / bands * result_size[0] + line) * result_size[1], o,
+            multiply(here, part.image * result_pixels + part.line * result_size[1], o,
                      std::min((until - i * panels) * kPanel, outputs) - o);
             first = until;
           }
         };
       },
-      threads);
+      std::max<int64_t>(1, products / kForOne));
 }
 
 at::Tensor TiledConvolution::ordered(const at::Tensor& weight) const {
   const auto matrix = weight.permute({0, 2, 3, 1}).flatten(1);
+  const auto bytes =
+      tiles().from == From::windows ? at::round_up(windowBytes(), amx::kRowBytes) : windowBytes();
   const auto more_outputs = at::round_up(outputs, amx::kOutputs) - outputs;
   const auto together = amx::kUnit / item;
-  return at::constant_pad_nd(matrix, {0, weightInputs() - matrix.size(1), 0, more_outputs})
-      .view({-1, amx::kOutputs, weightInputs() / together, together})
+  return at::constant_pad_nd(matrix, {0, bytes / item - matrix.size(1), 0, more_outputs})
+      .view({-1, amx::kOutputs, bytes / amx::kUnit, together})
       .transpose(1, 2);
 }
 
 void NarrowConvolution::run(const Data& data) const {
   const auto& c = convolution;
-  const auto inputs = c.weightInputs();
   c.run(data.source, 0, [&](const Band& band, int64_t pixel, int64_t o, int64_t outputs) {
     const auto at = pixel * c.outputs;
     const gemm::ProblemOf<Bfloat16, Bfloat16> problem{
         band.lines * band.width,
-        inputs,
+        amx::bytesUnder(band) / c.item,
         c.outputs,
         rectifier,
         nullptr,
@@ -262,22 +316,18 @@ void QuantizedConvolution::run(const QuantizedLinear::Data& data) const {
 template <typename R>
 void QuantizedConvolution::runAs(const QuantizedLinear::Data& data) const {
   const auto& c = convolution;
-  const auto inputs = c.weightInputs();
   const auto* addend = static_cast<const R*>(data.addend);
   auto* result = static_cast<R*>(data.result);
   c.run(data.source, zero_point, [&](const Band& band, int64_t pixel, int64_t o, int64_t outputs) {
+    const auto inputs = amx::bytesUnder(band);
     const auto at = pixel * c.outputs + o;
-    auto rescale = sums.rescale;
-    rescale.start += o;
-    rescale.scale += o;
-    rescale.shift += o;
     const quantized::ProductOf<R> product{band.lines * band.width,
                                           inputs,
                                           outputs,
                                           nullptr,
                                           0,
                                           data.weight + o * inputs,
-                                          rescale,
+                                          quantized::fromOutput(sums.rescale, o),
                                           addend != nullptr ? addend + at : nullptr,
                                           result + at,
                                           c.outputs,

@@ -3,8 +3,9 @@
 // The window's columns and channels of a pixel lie one behind the other, and so do those of the
 // next pixel, some bytes further: tiles are loaded from there. Images with padding are copied
 // first, a band of lines at a time. Where lines do not fill tiles, they are taken as one, and what
-// lies between them is dropped; or what is under the window of each pixel is copied. The work is
-// divided into bands by panels of outputs. band_kernel.h has the arithmetic.
+// lies between them is dropped; or what is under the window of each pixel is copied, as it is where
+// channels are too few to be taken together. The work is divided into bands, or some small images,
+// by panels of outputs. band_kernel.h has the arithmetic.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,15 +36,12 @@ struct TiledConvolution {
   int64_t outputs = 0;
   int64_t item = 0;  // bytes of a number
 
-  // Whether this processor has AMX, and the bytes of a pixel can be divided for it.
+  // Whether this processor has AMX, and the kernel is the fastest.
   bool isSupported() const;
-  // Whether it is a linear layer of all pixels.
-  bool isOfRows() const;
   // The weight of a convolution in the order in which tiles are loaded, with zeros where there are
-  // no inputs and outputs: (16 outputs, 4 bytes of inputs, output of the 16, input of those).
+  // no inputs and outputs: (16 outputs, 4 bytes of inputs, output of the 16, input of those). Of an
+  // output, in the order of window's row, column, input.
   at::Tensor ordered(const at::Tensor& weight) const;
-  // Of that for each output, in the order of window's row, column, input, with the zeros.
-  int64_t weightInputs() const;
 
   // Part of the result: the pixels of a band, the first of which has this index in the result, and
   // outputs of some panels.
@@ -60,19 +58,35 @@ struct TiledConvolution {
     bool joined;  // lines as one
   };
 
+  // What is multiplied at once: lines of an image, or all of some images.
+  struct Part {
+    int64_t image;
+    int64_t images;
+    int64_t line;
+    int64_t lines;
+  };
+
   Tiles tiles() const;
+  // Whether it is a linear layer of all pixels for NarrowLinear or QuantizedLinear, or oneDNN.
+  bool isLeftToLinear() const;
   bool isPadded() const;
   int64_t copiedWidth() const;
   int64_t linesUnder(int64_t lines) const;
-  int64_t windowBytes() const;     // of all that is under a window
+  int64_t imageBytes() const;
+  int64_t rowBytes() const;        // of a row of the window
+  int64_t windowBytes() const;     // of all rows
   int64_t gatheredStride() const;  // from pixel to pixel
   int64_t bytesOf(int64_t lines, From from) const;
+  bool hasSmallWeight() const;
   int64_t linesAtOnce(From from) const;
-  amx::Band band(int64_t lines, const Tiles& tiles) const;
+  int64_t imagesAtOnce(const Tiles& tiles, int64_t lines) const;
+  amx::Band band(int64_t images, int64_t lines, const Tiles& tiles) const;
+  // Where tiles are loaded from. Copies it to `memory`, if that is not the source.
+  const char* prepare(const Part& part, const Tiles& tiles, const char* source, uint8_t outside,
+                      char* memory) const;
   void copy(const char* image, int64_t line, int64_t lines, uint8_t outside, char* to) const;
-  void gather(const char* image, int64_t line, int64_t lines, uint8_t outside, char* to) const;
-  void copyWindows(const char* line, int64_t column, int64_t count, uint8_t outside,
-                   char* to) const;
+  // Of lines that have so many columns.
+  void gather(const char* from, int64_t width, int64_t lines, char* to) const;
 };
 
 // Likewise, of bfloat16.

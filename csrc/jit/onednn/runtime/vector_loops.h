@@ -22,6 +22,20 @@ struct Affine {
   float least;
 };
 
+// Windows over pixels. All strides in bytes.
+struct Windows {
+  static constexpr int64_t kMostRows = 16;
+  static constexpr int64_t kMostBytes = 64;  // of a row
+  static constexpr int64_t kMultiple = 64;   // of bytes are written
+
+  int64_t pixels;
+  int64_t stride;  // from pixel to pixel
+  int64_t rows;
+  int64_t row_stride;
+  int64_t row_bytes;
+  int64_t to_stride;  // from window to window
+};
+
 template <typename T>
 struct Functions {
   // to[i] = the activation of from[i]; `to` may be `from`.
@@ -86,6 +100,9 @@ struct Kernels {
   // 2, 3 or 4, a number has 1, 2 or 4 bytes.
   void (*interleave)(const void* from, int64_t planes, int64_t stride, int64_t count, int64_t bytes,
                      void* to);
+
+  // The rows of each window, one behind the other, with zeros behind the last one.
+  void (*gatherWindows)(const char* from, char* to, const Windows& windows);
 };
 
 extern const Kernels avx2;  // and FMA

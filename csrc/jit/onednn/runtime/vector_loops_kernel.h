@@ -355,6 +355,66 @@ void interleave(const void* from, int64_t planes, int64_t stride, int64_t count,
   }
 }
 
+#if LLGA_VECTOR_WIDTH == 16
+
+// Registers are put together from the parts of rows that lie in them, and stored whole.
+void gatherWindows(const char* from, char* to, const Windows& windows) {
+  struct Part {
+    int64_t offset;
+    __mmask64 mask;
+  };
+  constexpr auto kBytes = Windows::kMultiple;
+  constexpr auto kMostRegisters = Windows::kMostRows * Windows::kMostBytes / kBytes;
+  Part parts[Windows::kMostRows + kMostRegisters];
+  int64_t ends[kMostRegisters];
+  const auto bytes = windows.rows * windows.row_bytes;
+  const auto registers = (bytes + kBytes - 1) / kBytes;
+  int64_t count = 0;
+  for (int64_t i = 0; i < registers; ++i) {
+    const auto begin = i * kBytes;
+    for (int64_t y = begin / windows.row_bytes; y < windows.rows; ++y) {
+      const auto at = y * windows.row_bytes - begin;  // of the row's first byte, in the register
+      if (at >= kBytes) {
+        break;
+      }
+      const auto before = at > 0 ? at : 0;
+      const auto end = at + windows.row_bytes < kBytes ? at + windows.row_bytes : kBytes;
+      const auto all = ~__mmask64{0};
+      parts[count] = {y * windows.row_stride - at, all << static_cast<uint64_t>(before) &
+                                                       all >> static_cast<uint64_t>(kBytes - end)};
+      ++count;
+    }
+    ends[i] = count;
+  }
+  for (int64_t p = 0; p < windows.pixels; ++p, from += windows.stride, to += windows.to_stride) {
+    const auto* part = parts;
+    for (int64_t i = 0; i < registers; ++i) {
+      auto together = _mm512_setzero_si512();
+      for (; part < parts + ends[i]; ++part) {
+        together = _mm512_mask_loadu_epi8(together, part->mask, from + part->offset);
+      }
+      _mm512_storeu_si512(to + i * kBytes, together);
+    }
+  }
+}
+
+#else
+
+void gatherWindows(const char* from, char* to, const Windows& windows) {
+  const auto bytes = windows.rows * windows.row_bytes;
+  const auto more =
+      (bytes + Windows::kMultiple - 1) / Windows::kMultiple * Windows::kMultiple - bytes;
+  for (int64_t p = 0; p < windows.pixels; ++p, from += windows.stride, to += windows.to_stride) {
+    for (int64_t y = 0; y < windows.rows; ++y) {
+      __builtin_memcpy(to + y * windows.row_bytes, from + y * windows.row_stride,
+                       static_cast<size_t>(windows.row_bytes));
+    }
+    __builtin_memset(to + bytes, 0, static_cast<size_t>(more));
+  }
+}
+
+#endif
+
 template <typename T>
 constexpr Functions<T> kFunctions{
     activate<T>,      sumRows<T>,   sumSquaresOfRows<T>, sumEachRow<T>, sumSquaresOfEachRow<T>,
@@ -371,7 +431,8 @@ constexpr Kernels kKernels{kFunctions<float>,
                            toBytes,
                            copyRows,
                            add,
-                           interleave};
+                           interleave,
+                           gatherWindows};
 
 }  // namespace
 }  // namespace llga::vector_loops
