@@ -101,7 +101,8 @@ struct Kernels {
   void (*interleave)(const void* from, int64_t planes, int64_t stride, int64_t count, int64_t bytes,
                      void* to);
 
-  // The rows of each window, one behind the other, with zeros behind the last one.
+  // The rows of each window, one behind the other, with zeros behind the last one. Null without
+  // AVX-512.
   void (*gatherWindows)(const char* from, char* to, const Windows& windows);
 };
 

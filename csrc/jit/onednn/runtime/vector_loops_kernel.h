@@ -400,18 +400,7 @@ void gatherWindows(const char* from, char* to, const Windows& windows) {
 
 #else
 
-void gatherWindows(const char* from, char* to, const Windows& windows) {
-  const auto bytes = windows.rows * windows.row_bytes;
-  const auto more =
-      (bytes + Windows::kMultiple - 1) / Windows::kMultiple * Windows::kMultiple - bytes;
-  for (int64_t p = 0; p < windows.pixels; ++p, from += windows.stride, to += windows.to_stride) {
-    for (int64_t y = 0; y < windows.rows; ++y) {
-      __builtin_memcpy(to + y * windows.row_bytes, from + y * windows.row_stride,
-                       static_cast<size_t>(windows.row_bytes));
-    }
-    __builtin_memset(to + bytes, 0, static_cast<size_t>(more));
-  }
-}
+constexpr decltype(Kernels::gatherWindows) gatherWindows = nullptr;
 
 #endif
 
