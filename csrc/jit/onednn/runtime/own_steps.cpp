@@ -309,8 +309,11 @@ class OwnSteps {
 
   // The images are, and the result may be.
   bool overChannelsLast(const Operand& data, const Operand& result) const {
-    return isChannelsLast(draft_.inputLayout(data.id), data) &&
-           draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
+    return isChannelsLast(draft_.inputLayout(data.id), data) && mayBeChannelsLast(result);
+  }
+
+  bool mayBeChannelsLast(const Operand& result) const {
+    return draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
   }
 
   // Likewise, or such as bindImages() brings into that order.
@@ -318,7 +321,7 @@ class OwnSteps {
     const auto layout = draft_.inputLayout(data.id);
     return draft_.knownSlot(data.id) &&
            (isChannelsLast(layout, data) || isConvolutionOfPlanes(ops, layout)) &&
-           draft_.mayHaveStrides(result.id, channelsLastStrides(*result.sizes));
+           mayBeChannelsLast(result);
   }
 
   // No addend at all, or one that a kernel for channels-last images can read.

@@ -194,10 +194,11 @@ void TiledConvolution::gather(const char* from, int64_t width, int64_t lines, ch
       auto* piece = to;
       for (int64_t ky = 0; ky < window[0]; ++ky) {
         const auto* row = from + ky * dilation[0] * pitch + x * stride[1] * pixel;
-        for (int64_t kx = 0; apart && kx < window[1]; ++kx) {
-          std::memcpy(piece + kx * pixel, row + kx * dilation[1] * pixel, pixel);
-        }
-        if (!apart) {
+        if (apart) {
+          for (int64_t kx = 0; kx < window[1]; ++kx) {
+            std::memcpy(piece + kx * pixel, row + kx * dilation[1] * pixel, pixel);
+          }
+        } else {
           std::memcpy(piece, row, rowBytes());
         }
         piece += rowBytes();
