@@ -152,6 +152,32 @@ constexpr int64_t rowsBetween(int64_t steps) {
   return rows > kFewest ? rows : kFewest;
 }
 
+// Rows of a block whose sums are stored, which are finished some at a time.
+class OpenRows {
+ public:
+  struct Some {
+    int64_t first;
+    int64_t count;
+  };
+
+  OpenRows() = default;
+  explicit OpenRows(int64_t end, int64_t first = 0) : next_(first), end_(end) {}
+
+  bool any() const { return next_ < end_; }
+
+  // The next ones, which count as finished.
+  Some take(int64_t most) {
+    const auto left = end_ - next_;
+    const Some some{next_, left < most ? left : most};
+    next_ += some.count;
+    return some;
+  }
+
+ private:
+  int64_t next_ = 0;
+  int64_t end_ = 0;
+};
+
 // Adds the products of some steps to the sums. Op::multiply<i>() is the instruction for the sums i.
 template <typename Op, bool more_rows, bool more_outputs, typename Between>
 void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fetched,

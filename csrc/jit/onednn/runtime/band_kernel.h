@@ -104,7 +104,7 @@ class BandProduct {
     const auto piece_units = band_.steps * band_.step_bytes / kUnit;
     startWithZero(shape);
     const auto between = [this] {
-      if (open_.tile < open_.pair.count) {
+      if (open_.rows.any()) {
         finishSome();
       }
     };
@@ -118,7 +118,7 @@ class BandProduct {
     }
     finish();
     store(sums_, kMostOutputs * sizeof(Sum), shape);
-    open_ = {pair, 0, pair.tiles[0].known, o, shape.outputs};
+    open_ = {OpenRows(rows_, pair.tiles[0].known), pair, 0, o, shape.outputs};
   }
 
   // Of a line.
@@ -127,22 +127,19 @@ class BandProduct {
                          : (band.width + band.gap) / (band.line + band.gap) * band.line;
   }
 
-  // What follows the sums that are stored: of the next rows, or of all that are left.
+  // What follows the sums that are stored, of the next rows.
   void finishSome() {
     const auto& tile = open_.pair.tiles[open_.tile];
-    const auto left = rows_ - open_.row;
-    const auto rows = left < rows_at_once_ ? left : rows_at_once_;
-    finishRows(tile.result, tile.pixel + open_.row - tile.known, rows,
-               sums_ + (open_.tile * kRows + open_.row) * kMostOutputs);
-    open_.row += rows;
-    if (open_.row == rows_) {
-      ++open_.tile;
-      open_.row = open_.pair.tiles[1].known;
+    const auto some = open_.rows.take(rows_at_once_);
+    finishRows(tile.result, tile.pixel + some.first - tile.known, some.count,
+               sums_ + (open_.tile * kRows + some.first) * kMostOutputs);
+    if (!open_.rows.any() && ++open_.tile < open_.pair.count) {
+      open_.rows = OpenRows(rows_, open_.pair.tiles[open_.tile].known);
     }
   }
 
   void finish() {
-    while (open_.tile < open_.pair.count) {
+    while (open_.rows.any()) {
       finishSome();
     }
   }
@@ -160,7 +157,8 @@ class BandProduct {
       const auto left = line * pitch + band_.line - pixel;  // of the line
       const auto count = left < end - pixel ? left : end - pixel;
       if (count > 0) {
-        finish_(result + line * band_.line + column, count, open_.output, open_.outputs, sums);
+        finish_(result + line * band_.line + column, count, open_.output, open_.outputs,
+                sums);
       }
       const auto next = count > 0 ? count : pitch - column;
       pixel += next;
@@ -170,9 +168,9 @@ class BandProduct {
 
   // A block whose sums are stored.
   struct Open {
+    OpenRows rows;  // of the tile, of the pair, that is the next one
     Pair pair;
-    int64_t tile;  // of the pair, and its row: the next that is not finished
-    int64_t row;
+    int64_t tile;
     int64_t output;
     int64_t outputs;
   };

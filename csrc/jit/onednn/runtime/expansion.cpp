@@ -129,13 +129,8 @@ class Worker {
            (e.outputs != 0 ? step * e.result_size[1] * channels : 0);
   }
 
-  // What is there of the block before is not made again, if this is the next one.
   void run(const RowBlocks::Block& block) {
-    if (block.image != image_ || block.first_row != next_) {
-      image_ = block.image;
-      end_ = 0;
-    }
-    next_ = block.end_row;
+    made_.begin(block);
     if (block.first_row < block.end_row) {
       runBlock(block.first_row, block.end_row);
     }
@@ -166,9 +161,9 @@ class Worker {
 
   void runBlock(int64_t row, int64_t end) {
     const auto top = row * e_.stride - e_.padding;
-    const auto first = std::max({int64_t{0}, top, end_});  // that is not there yet
+    const auto first = std::max({int64_t{0}, top, made_.end()});  // that is not there yet
     const auto last = std::min(e_.size[0], top + rowsUnder(e_, end - row));
-    const auto pixel = (image_ * e_.result_size[0] + row) * e_.result_size[1];
+    const auto pixel = (made_.image() * e_.result_size[0] + row) * e_.result_size[1];
     const auto pixels = (end - row) * e_.result_size[1];
     const bool projects = e_.outputs != 0;
     auto* result = static_cast<T*>(part_.result);
@@ -196,7 +191,7 @@ class Worker {
         vector_loops::kernels().narrowRows(wide_, pixels, channels, lines + c, width_);
       }
     }
-    end_ = last;
+    made_.makeUpTo(last);
     if constexpr (!kNarrow) {
       if (e_.outer.activation) {
         const bool dense = part_.channels == width_;
@@ -226,7 +221,7 @@ class Worker {
   // What a first convolution reads for the rows [first, end).
   void copy(const Expansion::First& f, int64_t first, int64_t end) const {
     const auto* source = static_cast<const float*>(data_.source);
-    f.rows.copy(source + image_ * f.rows.strides[0], first * f.stride - f.padding,
+    f.rows.copy(source + made_.image() * f.rows.strides[0], first * f.stride - f.padding,
                 rowsUnder(f, end - first), copied_);
   }
 
@@ -249,7 +244,7 @@ class Worker {
     auto together = rows_;
     auto row_stride = e_.size[1] * e_.inputs;
     if (!e_.first) {
-      problem.source += (image_ * e_.size[0] + first) * row_stride;
+      problem.source += (made_.image() * e_.size[0] + first) * row_stride;
     } else {  // each number from a window of what copy() left
       together = 1;
       problem.source = reinterpret_cast<const T*>(copied_);
@@ -308,9 +303,7 @@ class Worker {
   float* wide_;
   float* copied_;  // rows of the image for a first convolution
   T* lines_;       // what is projected
-  int64_t image_ = -1;
-  int64_t next_ = 0;  // row of the result
-  int64_t end_ = 0;   // of the image's rows that are there
+  MadeRows made_;
 };
 
 }  // namespace

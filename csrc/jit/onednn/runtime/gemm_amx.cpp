@@ -158,7 +158,7 @@ class Multiplication {
       rest_.copyWeight(operands, steps_, shape.outputs);
     }
     const auto between = [this] {
-      if (open_.finished < open_.rows) {
+      if (open_.rows.any()) {
         finishSome();
       }
     };
@@ -198,7 +198,7 @@ class Multiplication {
         finish();
         amx::store(sums_[b], kRowSums, shape);
         if (last) {
-          open_ = {first, o, shape.rows, shape.outputs, sums_[b], 0};
+          open_ = {amx::OpenRows(shape.rows), first, o, shape.outputs, sums_[b]};
         }
       }
     }
@@ -206,7 +206,7 @@ class Multiplication {
 
   // What follows the sums of the last block.
   void finish() {
-    while (open_.finished < open_.rows) {
+    while (open_.rows.any()) {
       finishSome();
     }
   }
@@ -215,20 +215,17 @@ class Multiplication {
   // A block whose sums are stored: what follows them is computed while those of the next one are
   // added up.
   struct Open {
+    amx::OpenRows rows;
     int64_t row;
     int64_t output;
-    int64_t rows;
     int64_t outputs;
     const float* sums;
-    int64_t finished;  // of the rows
   };
 
   void finishSome() {
-    const auto left = open_.rows - open_.finished;
-    const auto rows = left < rows_at_once_ ? left : rows_at_once_;
-    finish_(p_, open_.row + open_.finished, {rows, open_.outputs, 0}, open_.output,
-            open_.sums + open_.finished * kPanel);
-    open_.finished += rows;
+    const auto some = open_.rows.take(rows_at_once_);
+    finish_(p_, open_.row + some.first, {some.count, open_.outputs, 0}, open_.output,
+            open_.sums + some.first * kPanel);
   }
 
   static constexpr int64_t kRowSums = kPanel * sizeof(float);  // bytes

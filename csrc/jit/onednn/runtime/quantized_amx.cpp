@@ -87,20 +87,17 @@ template <typename R>
 struct Open {
   using Finish = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t, const int32_t*);
 
+  amx::OpenRows rows;
   Finish finish;
   int64_t row;
-  int64_t rows;
   int64_t output;
   int64_t outputs;
   const RowSums* sums;
-  int64_t finished = 0;  // of the rows
 
-  // What follows the sums of so many of the rows that are left.
+  // What follows the sums of the next rows; there are some.
   void finishSome(const ProductOf<R>& p, int64_t most) {
-    const auto left = rows - finished;
-    const auto count = left < most ? left : most;
-    finish(p, row + finished, count, output, outputs, sums[finished]);
-    finished += count;
+    const auto some = rows.take(most);
+    finish(p, row + some.first, some.count, output, outputs, sums[some.first]);
   }
 };
 
@@ -132,7 +129,7 @@ void multiplyByTiles(const ProductOf<R>& p) {
   Open<R> open{};
   int64_t rows_at_once = 0;
   const auto between = [&] {
-    if (open.finished < open.rows) {
+    if (open.rows.any()) {
       open.finishSome(p, rows_at_once);
     }
   };
@@ -152,14 +149,14 @@ void multiplyByTiles(const ProductOf<R>& p) {
       configuration.load({rows, amx::kMostOutputs, steps.bytes});
       multiplyTiles(p, row, rows, panel, steps, rests, fetched, sums[turn], between);
       fetched.from += fetched.lines * steps.count * kPiece * pairs;
-      if (open.finished < open.rows) {
-        open.finishSome(p, open.rows);
+      if (open.rows.any()) {
+        open.finishSome(p, amx::kMostRows);
       }
-      open = {kFinish[panel.vectors - 1], row, rows, panel.first, count, sums[turn]};
+      open = {amx::OpenRows(rows), kFinish[panel.vectors - 1], row, panel.first, count, sums[turn]};
       turn = 1 - turn;
     }
   }
-  open.finishSome(p, open.rows);
+  open.finishSome(p, amx::kMostRows);
 }
 
 // Of a panel for tiles of all outputs.

@@ -38,13 +38,8 @@ class Worker {
            s.slots * b.size[1] * static_cast<int64_t>(sizeof(int32_t));
   }
 
-  // What is there of the block before is not made again, if this is the next one.
   void run(const RowBlocks::Block& block) {
-    if (block.image != image_ || block.first_row != next_) {
-      image_ = block.image;
-      end_ = 0;
-    }
-    next_ = block.end_row;
+    made_.begin(block);
     if (block.first_row < block.end_row) {
       runBlock(block.first_row, block.end_row);
     }
@@ -91,11 +86,11 @@ class Worker {
 
   void runBlock(int64_t row, int64_t end) {
     const auto top = row * b_.stride - b_.padding;
-    const auto first = std::max(end_, top);
+    const auto first = std::max(made_.end(), top);
     const auto last = std::min(b_.size[0], top + rowsUnder(end - row, b_.window, b_.stride));
     const bool projects = b_.outputs != 0;
     const auto width = projects ? sizes_.vectors * kWidth : b_.channels;
-    const auto pixel = (image_ * b_.result_size[0] + row) * b_.result_size[1];
+    const auto pixel = (made_.image() * b_.result_size[0] + row) * b_.result_size[1];
     auto* lines = projects ? lines_ : data_.result + pixel * width;
     if (b_.inputs != 0) {
       place(first, last);
@@ -112,7 +107,7 @@ class Worker {
         depthwise(y, chunk, channel, std::min(channels, width - channel), lines + at, width);
       }
     }
-    end_ = std::max(end_, last);
+    made_.makeUpTo(last);
     if (projects) {
       const auto at = pixel * b_.outputs;
       kernels().multiply({(end - row) * b_.result_size[1], width, b_.outputs, lines, width,
@@ -136,7 +131,7 @@ class Worker {
   // Makes the rows [first, last) of a chunk: `channels` from `channel` on.
   void expand(int64_t first, int64_t last, int64_t channel, int64_t channels,
               uint8_t* chunk) const {
-    const auto from = (image_ * b_.size[0] + first) * b_.size[1];
+    const auto from = (made_.image() * b_.size[0] + first) * b_.size[1];
     if (b_.inputs == 0) {
       const auto present = std::min(b_.channels - channel, channels);
       for (auto y = first; y < last; ++y) {
@@ -181,9 +176,7 @@ class Worker {
   uint8_t* blank_;   // a row outside of the image
   uint8_t* lines_;   // what is projected
   int32_t* places_;  // of pixels that are expanded
-  int64_t image_ = -1;
-  int64_t next_ = 0;  // row of the result
-  int64_t end_ = 0;   // of the image's rows that are there
+  MadeRows made_;
 };
 
 // Of (channel, row, column).

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "jit/onednn/runtime/band_blocks.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/shares.h"
 
@@ -67,12 +68,11 @@ void QuantizedLinear::runAs(const Data& data) const {
   constexpr int64_t kSource = 1 << 18;  // bytes of rows that stay in the second level of cache
   constexpr int64_t kFewRows = 512;     // then each thread takes some outputs of all of them
   constexpr int64_t kPanel = quantized::kVectors * kWidth;
-  constexpr int64_t kTile = 32;  // rows: of AMX's tiles, a multiple of what is multiplied at once
   const auto panels = (outputs + kPanel - 1) / kPanel;
   const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
   const bool by_outputs = rows <= kFewRows && panels >= wanted;
   const auto units = by_outputs ? panels : rows;
-  const auto together = by_outputs ? 1 : kTile;
+  const auto together = by_outputs ? 1 : amx::kMostRows;  // a multiple of other kernels' as well
   const auto parts = std::clamp<int64_t>(wanted, 1, at::ceil_div(units, together));
   const auto* addend = static_cast<const R*>(data.addend);
   auto* result = static_cast<R*>(data.result);

@@ -57,4 +57,28 @@ class RowBlocks {
   int64_t each_;  // blocks of a part
 };
 
+// The rows of an image that a thread has made for one block: those that the next one reads as well
+// are not made again.
+class MadeRows {
+ public:
+  // What was made is there only if the block follows the one before it.
+  void begin(const RowBlocks::Block& block) {
+    if (block.image != image_ || block.first_row != next_) {
+      image_ = block.image;
+      end_ = 0;
+    }
+    next_ = block.end_row;
+  }
+
+  int64_t image() const { return image_; }
+  // Of the rows that are there; 0: none is.
+  int64_t end() const { return end_; }
+  void makeUpTo(int64_t end) { end_ = std::max(end_, end); }
+
+ private:
+  int64_t image_ = -1;
+  int64_t next_ = 0;  // row of the result
+  int64_t end_ = 0;
+};
+
 }  // namespace llga
