@@ -1146,6 +1146,13 @@ class Convolved(NamedTuple):
     zero_point: int = 3
     threads: int = 2
     own: bool = True
+    transposed: bool = False
+
+
+def enlarging(size: tuple[int, ...], outputs: int, window: Any = 2, **more: Any) -> Convolved:
+    """A transposed one whose windows do not overlap, unless `more` says so."""
+    arguments = {"stride": window, "padding": 0, "transposed": True, **more}
+    return Convolved(size, outputs, window, **arguments)
 
 
 CONVOLUTIONS = {
@@ -1172,7 +1179,15 @@ CONVOLUTIONS = {
     "pointwise, many products": Convolved((1, 512, 34, 34), 1024, window=1, padding=0),
     "nine threads": Convolved((3, 64, 28, 28), 64, threads=9),
     "silu": Convolved((1, 32, 28, 28), 64, post=F.silu),
+    "transposed": enlarging((1, 32, 16, 32), 16),
+    "transposed, images": enlarging((3, 64, 9, 10), 32, post=plain),
+    "transposed, last tile overlaps": enlarging((2, 32, 5, 37), 48),
+    "transposed, gathered": enlarging((2, 76, 12, 13), 32, post=plain, zero_point=140),
+    "transposed, columns": enlarging((1, 32, 17, 20), 64, (3, 1)),
+    "transposed, large weight": enlarging((3, 512, 9, 8), 256),
+    "transposed, nine threads": enlarging((1, 32, 40, 40), 32, threads=9),
     # What stays with oneDNN.
+    "transposed, windows overlap": enlarging((1, 32, 16, 16), 32, 3, stride=2, own=False),
     "odd inputs": Convolved((1, 34, 28, 28), 32, own=False),
     "first layer, large window": Convolved((1, 3, 40, 40), 32, 7, 2, 3, own=False),
     "other activation": Convolved((1, 32, 28, 28), 32, post=F.elu, own=False),
@@ -1191,12 +1206,15 @@ def test_convolution(case: str, adds: bool, out: str) -> None:
     window = c.window if isinstance(c.window, tuple) else (c.window, c.window)
 
     def op(data: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        if c.transposed:
+            return F.conv_transpose2d(data, w, bias, c.stride, c.padding, dilation=c.dilation)
         return F.conv2d(data, w, bias, c.stride, c.padding, c.dilation)
 
     def post(y: Tensor, other: Tensor) -> Tensor:
         return c.post(y + qdq(other, 0.05, 7) if adds else y)
 
-    w = weight(c.outputs, c.size[1], *window)
+    channels = (c.size[1], c.outputs) if c.transposed else (c.outputs, c.size[1])
+    w = weight(*channels, *window, axis=1 if c.transposed else 0)
     data = (0.02, c.zero_point, torch.quint8)
     plain_layer = Layer(op, w, c.outputs, data=data)
     with torch.no_grad():

@@ -1224,6 +1224,15 @@ class TiledConvolution(NamedTuple):
     bias: bool = True
     threads: int = 2
     own: bool = True
+    transposed: bool = False
+
+
+def enlarging(
+    size: tuple[int, ...], outputs: int, window: Any = 2, **more: Any
+) -> TiledConvolution:
+    """A transposed one whose windows do not overlap, unless `more` says so."""
+    arguments = {"stride": window, "padding": 0, "transposed": True, **more}
+    return TiledConvolution(size, outputs, window, **arguments)
 
 
 TILED_CONVOLUTIONS = {
@@ -1274,7 +1283,24 @@ TILED_CONVOLUTIONS = {
     "sum": TiledConvolution((1, 32, 35, 35), 32, code="F.relu(self.c(x) + x)"),
     "sum, joined": TiledConvolution((2, 40, 7, 7), 40, code="x + self.c(x)"),
     "chain": TiledConvolution((1, 32, 35, 35), 32, code="F.relu(self.c(F.relu(self.c(x))) + x)"),
+    # Transposed: lines of the result that are apart.
+    "transposed": enlarging((1, 32, 16, 32), 16),
+    "transposed, no bias": enlarging((1, 32, 16, 32), 16, bias=False),
+    "transposed, images": enlarging((3, 64, 9, 10), 32),
+    "transposed, last tile overlaps": enlarging((2, 32, 5, 37), 48),
+    "transposed, gathered": enlarging((2, 74, 12, 13), 32),
+    "transposed, window of four": enlarging((1, 32, 17, 20), 4, 4),
+    "transposed, columns": enlarging((1, 32, 17, 20), 64, (3, 1)),
+    "transposed, uneven panels": enlarging((1, 32, 17, 20), 24),
+    "transposed, large weight": enlarging((3, 256, 9, 8), 256),
+    "transposed, nine threads": enlarging((1, 32, 40, 40), 32, threads=9),
+    "transposed, relu": enlarging((1, 32, 16, 32), 16, code="F.relu(self.c(x))"),
+    "transposed, silu": enlarging((1, 32, 16, 32), 16, code="F.silu(self.c(x))"),
     # What stays with oneDNN.
+    "transposed, windows overlap": enlarging((1, 32, 16, 16), 32, 3, stride=2, own=False),
+    "transposed, padding": enlarging((1, 32, 16, 16), 32, padding=1, own=False),
+    "transposed, few outputs": enlarging((1, 32, 16, 16), 5, own=False),
+    "transposed, groups": enlarging((1, 32, 16, 16), 32, groups=2, own=False),
     "one pixel": TiledConvolution((2, 16, 3, 3), 24, padding=0, own=False),  # contiguous as well
     "pointwise, many products of few inputs": TiledConvolution(
         (1, 128, 70, 70), 1024, window=1, padding=0, own=False
@@ -1288,10 +1314,18 @@ TILED_CONVOLUTIONS = {
 
 def convolution(case: TiledConvolution) -> nn.Module:
     c = case
+    layer: type[nn.Module] = nn.ConvTranspose2d if c.transposed else nn.Conv2d
     return net(
         c.code,
-        c=nn.Conv2d(
-            c.size[1], c.outputs, c.window, c.stride, c.padding, c.dilation, c.groups, c.bias
+        c=layer(
+            c.size[1],
+            c.outputs,
+            c.window,
+            c.stride,
+            c.padding,
+            dilation=c.dilation,
+            groups=c.groups,
+            bias=c.bias,
         ),
     ).eval()
 
@@ -1337,6 +1371,8 @@ def test_bfloat16_convolution_of_planes(channels: int) -> None:
         "uneven outputs",
         "first layer",
         "large weight, small images",
+        "transposed",
+        "transposed, images",
     ],
 )
 def test_bfloat16_convolution_with_special_values(case: str, value: float) -> None:

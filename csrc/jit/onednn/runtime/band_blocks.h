@@ -23,6 +23,8 @@ struct Band {
   // each so many that are none of the result's.
   int64_t line = 0;
   int64_t gap = 0;
+  // Pixels of the result from one of the image's lines to the next; 0: as many as it has.
+  int64_t result_line = 0;
 };
 
 namespace {

@@ -121,10 +121,14 @@ class BandProduct {
     open_ = {OpenRows(rows_, pair.tiles[0].known), pair, 0, o, shape.outputs};
   }
 
-  // Of a line.
+  // From a line to the next one.
   static int64_t resultsOf(const Band& band) {
-    return band.gap == 0 ? band.width
-                         : (band.width + band.gap) / (band.line + band.gap) * band.line;
+    const auto lines = band.line == 0 ? 1 : (band.width + band.gap) / (band.line + band.gap);
+    return lines * resultLine(band);
+  }
+
+  static int64_t resultLine(const Band& band) {
+    return band.result_line != 0 ? band.result_line : band.line != 0 ? band.line : band.width;
   }
 
   // What follows the sums that are stored, of the next rows.
@@ -144,10 +148,10 @@ class BandProduct {
     }
   }
 
-  // Of pixels of a line, whose first result is this one; without those between lines that hang
-  // together.
+  // Of pixels of a line, whose first result is this one. What hangs together is divided into lines
+  // of the image, without what is between them.
   void finishRows(int64_t result, int64_t pixel, int64_t rows, const Sum* sums) const {
-    if (band_.gap == 0) {
+    if (band_.line == 0 || (band_.gap == 0 && band_.result_line == 0)) {
       return finish_(result + pixel, rows, open_.output, open_.outputs, sums);
     }
     const auto pitch = band_.line + band_.gap;
@@ -157,7 +161,7 @@ class BandProduct {
       const auto left = line * pitch + band_.line - pixel;  // of the line
       const auto count = left < end - pixel ? left : end - pixel;
       if (count > 0) {
-        finish_(result + line * band_.line + column, count, open_.output, open_.outputs,
+        finish_(result + line * resultLine(band_) + column, count, open_.output, open_.outputs,
                 sums);
       }
       const auto next = count > 0 ? count : pitch - column;
@@ -181,7 +185,7 @@ class BandProduct {
   int64_t tiles_;         // of a line
   int64_t rows_;          // of a tile
   int64_t count_;         // tiles
-  int64_t results_;       // of a line
+  int64_t results_;       // from line to line
   int64_t rows_at_once_;  // that are finished
   Open open_{};
   Configuration configuration_;

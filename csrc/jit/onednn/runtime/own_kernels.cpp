@@ -92,11 +92,7 @@ int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, con
 }
 
 // Of images of known sizes and of this type, with constant parameters of it.
-bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph,
-                        at::ScalarType type = at::kFloat) {
-  if (op.kind() != OpKind::Convolution) {
-    return false;
-  }
+bool isOfImages(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
   const auto& inputs = op.inputs();  // data, weight, and maybe bias
   const bool parameters = std::all_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
     return input.dtype == type && graph.operands.at(input.id).constant;
@@ -105,6 +101,11 @@ bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph,
   const auto& result = op.outputs()[0];
   return parameters && data.dtype == type && data.sizes && data.sizes->size() == 4 &&
          inputs[1].sizes && result.dtype == type && result.sizes;
+}
+
+bool isImageConvolution(const OpSpec& op, const LoweredGraph& graph,
+                        at::ScalarType type = at::kFloat) {
+  return op.kind() == OpKind::Convolution && isOfImages(op, graph, type);
 }
 
 // Of float32 images, whose windows are of pixels side by side and of all channels.
@@ -492,7 +493,9 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
 
 std::optional<AddedConvolution<NarrowConvolution>> narrowConvolution(const Ops& ops,
                                                                      const LoweredGraph& graph) {
-  if (!ownKernels() || !isImageConvolution(*ops[0], graph, at::kBFloat16)) {
+  const auto kind = ops[0]->kind();
+  if (!ownKernels() || (kind != OpKind::Convolution && kind != OpKind::ConvTranspose) ||
+      !isOfImages(*ops[0], graph, at::kBFloat16)) {
     return std::nullopt;
   }
   const auto behind = behindConvolution(ops);
@@ -542,21 +545,42 @@ std::optional<TiledConvolution> tiledConvolution(const OpSpec& op, const Shape& 
                                                  int64_t item) {
   const auto& data = op.inputs()[0];
   const auto& result = op.outputs()[0];
-  if (op.kind() != OpKind::Convolution || op.get_attr<int64_t>(Attr::groups) != 1 || !data.sizes ||
-      data.sizes->size() != 4 || !result.sizes) {
+  const bool transposed = op.kind() == OpKind::ConvTranspose;
+  if ((op.kind() != OpKind::Convolution && !transposed) ||
+      op.get_attr<int64_t>(Attr::groups) != 1 || !data.sizes || data.sizes->size() != 4 ||
+      !result.sizes) {
     return std::nullopt;
   }
-  const TiledConvolution kernel{(*data.sizes)[0],
-                                pair(*data.sizes),
-                                pair(*result.sizes),
-                                pair(weight),
-                                pair(op.get_attr<Shape>(Attr::strides)),
-                                pair(op.get_attr<Shape>(Attr::dilations)),
-                                pair(op.get_attr<Shape>(Attr::pads_begin)),
-                                (*data.sizes)[1],
-                                weight[0],
-                                item};
+  TiledConvolution kernel{(*data.sizes)[0],
+                          pair(*data.sizes),
+                          pair(*result.sizes),
+                          pair(weight),
+                          pair(op.get_attr<Shape>(Attr::strides)),
+                          pair(op.get_attr<Shape>(Attr::dilations)),
+                          pair(op.get_attr<Shape>(Attr::pads_begin)),
+                          (*data.sizes)[1],
+                          weight[0],
+                          item};
+  if (transposed) {
+    const Shape none{0, 0};
+    const auto enlarged = [&](size_t i) {
+      return kernel.result_size[i] == kernel.size[i] * kernel.stride[i];
+    };
+    if (kernel.window != kernel.stride || op.get_attr<Shape>(Attr::pads_begin) != none ||
+        op.get_attr<Shape>(Attr::pads_end) != none || !enlarged(0) || !enlarged(1) ||
+        op.get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+      return std::nullopt;
+    }
+    kernel.result_lines = kernel.window[0];
+    kernel.outputs = weight[1] * kernel.window[0] * kernel.window[1];
+    kernel.result_size = kernel.size;
+    kernel.window = kernel.stride = {1, 1};
+  }
   return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
+}
+
+at::Tensor asPointwise(const at::Tensor& weight) {
+  return weight.permute({2, 3, 1, 0}).flatten(0, 2).unsqueeze(-1).unsqueeze(-1);
 }
 
 bool isConvolutionOfPlanes(const Ops& ops, const Layout& images) {

@@ -97,10 +97,14 @@ std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const O
 std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& ops,
                                                                      const LoweredGraph& graph);
 
-// What AMX computes of a convolution of channels-last images, with a weight of these sizes and
-// numbers of so many bytes; nothing for other ops.
+// What AMX computes of a convolution of channels-last images, or a transposed one whose windows do
+// not overlap, with a weight of these sizes and numbers of so many bytes; nothing for other ops.
 std::optional<TiledConvolution> tiledConvolution(const OpSpec& op, const Shape& weight,
                                                  int64_t item);
+
+// The weight of such a transposed convolution as that of a pointwise one: (row, column and output;
+// input; 1; 1).
+at::Tensor asPointwise(const at::Tensor& weight);
 
 // A convolution of bfloat16 images, and maybe SiLU, or an addition and another activation, that AMX
 // computes; nothing for other partitions. Images and addend have to be channels last.

@@ -48,7 +48,8 @@ class Reader {
     found.op = &op;
     found.weight = weight->inputs()[0];
     found.outputs_last = op.kind() == OpKind::MatMul && !isSet(op, Attr::transpose_b);
-    if (!isWeight(*weight, found.outputs_last ? 1 : 0)) {
+    const bool transposed = op.kind() == OpKind::ConvTranspose;
+    if (!isWeight(*weight, found.outputs_last || transposed ? 1 : 0)) {
       return std::nullopt;
     }
     found.scales = weight->get_attr<std::vector<float>>(Attr::scales);
@@ -420,7 +421,8 @@ std::optional<Scale> unsignedScale(const OpSpec& conversion) {
 }
 
 at::Tensor FoundQuantized::byOutputs(const at::Tensor& weight) const {
-  return (outputs_last ? weight.t() : weight).contiguous();
+  const bool transposed = op->kind() == OpKind::ConvTranspose;
+  return (transposed ? asPointwise(weight) : outputs_last ? weight.t() : weight).contiguous();
 }
 
 bool ownsQuantizedProducts() { return ownKernels() && QuantizedLinear::hasKernels(); }
@@ -430,7 +432,8 @@ namespace {
 // All that a partition does, if that is a product of these kinds and what follows it.
 std::optional<FoundQuantized> readAll(const Ops& ops, const LoweredGraph& graph) {
   const auto product = std::find_if(ops.begin(), ops.end(), [](const OpSpec* op) {
-    return op->kind() == OpKind::Convolution || op->kind() == OpKind::MatMul;
+    return op->kind() == OpKind::Convolution || op->kind() == OpKind::ConvTranspose ||
+           op->kind() == OpKind::MatMul;
   });
   if (!ownsQuantizedProducts() || product == ops.end()) {
     return std::nullopt;
@@ -568,9 +571,12 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   const bool curved = found.function != Function::none && found.result_scale;
   // The sum and all that is added to it are of these units.
   const auto unit = curved ? pieceOf(found.function) : found.result_scale ? result.scale : 1.0;
-  auto scale =
-      at::tensor(found.scales, at::kDouble).expand({outputs}) * (found.data_scale.scale / unit);
-  auto shift = bias.defined() ? bias.to(at::kDouble).reshape({outputs}) / unit
+  // Of a transposed convolution, each place of the window has the same ones.
+  const auto ofOutputs = [&](const at::Tensor& numbers) {
+    return numbers.repeat({outputs / numbers.numel()});
+  };
+  auto scale = ofOutputs(at::tensor(found.scales, at::kDouble)) * (found.data_scale.scale / unit);
+  auto shift = bias.defined() ? ofOutputs(bias.to(at::kDouble).flatten()) / unit
                               : at::zeros({outputs}, at::kDouble);
   shift =
       shift - found.addend_scale.scale / unit * static_cast<double>(found.addend_scale.zero_point);

@@ -41,7 +41,7 @@ struct FoundQuantized {
   std::optional<Scale> result_scale;  // none: it is of float32
   size_t ops = 0;                     // that it takes
 
-  // The weight of these numbers as (output, ...).
+  // The weight of these numbers as (output, ...); of a transposed convolution as asPointwise().
   at::Tensor byOutputs(const at::Tensor& weight) const;
 };
 
@@ -56,8 +56,8 @@ struct FoundQuantizedLinear {
 };
 std::optional<FoundQuantizedLinear> quantizedLinear(const Ops& ops, const LoweredGraph& graph);
 
-// A partition that is a convolution, and maybe an addition and an activation, that AMX computes;
-// nothing for others. Images and addend have to be channels last.
+// A partition that is a convolution, or a transposed one, and maybe an addition and an activation,
+// that AMX computes; nothing for others. Images and addend have to be channels last.
 struct FoundQuantizedConvolution {
   QuantizedConvolution kernel;
   FoundQuantized product;

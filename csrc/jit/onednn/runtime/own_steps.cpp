@@ -132,8 +132,8 @@ class OwnSteps {
     return true;
   }
 
-  // A step for a convolution, and maybe an addition and an activation, of bfloat16 channels-last
-  // images by AMX. False for any other partition.
+  // A step for a convolution, or a transposed one, and maybe an addition and an activation, of
+  // bfloat16 channels-last images by AMX. False for any other partition.
   bool narrowConvolution(const Ops& ops) {
     const auto found = llga::narrowConvolution(ops, draft_.lowered);
     const auto& inputs = ops[0]->inputs();
@@ -149,8 +149,11 @@ class OwnSteps {
     const auto& kernel = found->kernel;
     Plan::Step step;
     bindImages(step, ops, inputs[0]);
-    bindOrdered(step, inputs[1], weight, kernel.convolution.ordered(weight));
-    const auto bias = bindBias(step, inputs);
+    const bool transposed = ops[0]->kind() == OpKind::ConvTranspose;
+    bindOrdered(step, inputs[1], weight,
+                kernel.convolution.ordered(transposed ? asPointwise(weight) : weight));
+    const auto places = transposed ? weight.size(2) * weight.size(3) : 1;
+    const auto bias = bindBias(step, inputs, places);
     const auto addend = bindAddend(step, found->addend, result);
     addChannelsLastResult(step, result);
     step.kernel = {
@@ -159,7 +162,7 @@ class OwnSteps {
           kernel.run({data(0), data(1), bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
                       addend != 0 ? data(addend) : nullptr, static_cast<Bfloat16*>(to[0])});
         },
-        "convolution", "llga_tiled:amx_bf16"};
+        kindOf(*ops[0]), "llga_tiled:amx_bf16"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -211,6 +214,18 @@ class OwnSteps {
     }
     auto rows = c10::TensorType::contiguousStridesOf(*result.sizes);
     return !addend && draft_.mayHaveStrides(result.id, rows) ? rows : Shape{};
+  }
+
+  // As oneDNN calls what computes it.
+  static const char* kindOf(const OpSpec& op) {
+    switch (op.kind()) {
+      case OpKind::MatMul:
+        return "matmul";
+      case OpKind::ConvTranspose:
+        return "deconvolution";
+      default:
+        return "convolution";
+    }
   }
 
   // Makes it an input of the step; its index there.
@@ -276,10 +291,11 @@ class OwnSteps {
     return bind(step, slot, layout);
   }
 
-  // The constant bias of a convolution; 0 if it has none.
-  size_t bindBias(Plan::Step& step, const std::vector<Operand>& inputs) {
-    return inputs.size() < 3 ? 0
-                             : bindParameter(step, inputs[2], draft_.constantTensor(inputs[2].id));
+  // The constant bias of a convolution, so many times; 0 if it has none.
+  size_t bindBias(Plan::Step& step, const std::vector<Operand>& inputs, int64_t times = 1) {
+    return inputs.size() < 3
+               ? 0
+               : bindParameter(step, inputs[2], draft_.constantTensor(inputs[2].id).repeat(times));
   }
 
   // Numbers of float32 are to be computed as such, or oneDNN would: without AMX it has no products
@@ -1044,7 +1060,7 @@ class OwnSteps {
           kernel.run({static_cast<const uint8_t*>(from[0]), static_cast<const int8_t*>(from[1]),
                       addend != 0 ? from[addend] : nullptr, to[0]});
         },
-        product.op->kind() == OpKind::Convolution ? "convolution" : "matmul", std::move(name)};
+        kindOf(*product.op), std::move(name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }

@@ -23,14 +23,15 @@ constexpr int64_t kMostBytes = 1 << 20;  // of images beside a panel of a large 
 bool TiledConvolution::isSupported() const {
   const auto count = images * result_size[0] * result_size[1] * outputs;
   const bool together = inputs * item % amx::kUnit == 0 || windowBytes() <= amx::kRowBytes;
-  return usesAmx() && count > 0 && together && !isLeftToLinear();
+  const bool whole = result_lines == 1 || outputsOfLine() % amx::kOutputs == 0;
+  return usesAmx() && count > 0 && together && whole && !isLeftToLinear();
 }
 
 bool TiledConvolution::isLeftToLinear() const {
   constexpr int64_t kMost = 1 << 29;   // products, more of which are worth it where
   constexpr int64_t kManyBytes = 512;  // of a pixel are multiplied
   const auto count = images * size[0] * size[1] * inputs * outputs;
-  return !isPadded() && window == Pair{1, 1} && stride == Pair{1, 1} &&
+  return result_lines == 1 && !isPadded() && window == Pair{1, 1} && stride == Pair{1, 1} &&
          (count <= kMost || inputs * item < kManyBytes);
 }
 
@@ -135,7 +136,10 @@ Band TiledConvolution::band(int64_t images, int64_t lines, const Tiles& tiles) c
   if (tiles.from == From::windows) {
     const auto steps = at::ceil_div(windowBytes(), amx::kRowBytes);
     const auto pixels = images * lines * result_size[1];
-    return {nullptr, gatheredStride(), 0, 1, 0, steps, amx::kRowBytes, 1, pixels};
+    Band found{nullptr, gatheredStride(), 0, 1, 0, steps, amx::kRowBytes, 1, pixels};
+    found.line = result_size[1];
+    found.result_line = resultLine();
+    return found;
   }
   const auto steps = amx::stepsOf(rowBytes());
   const auto pitch = tiles.from == From::images ? size[1] : copiedWidth();
@@ -145,6 +149,7 @@ Band TiledConvolution::band(int64_t images, int64_t lines, const Tiles& tiles) c
              dilation[0] * row, steps.count,
              steps.bytes,       lines,
              result_size[1]};
+  found.result_line = resultLine();
   if (tiles.joined) {
     found.line = found.width;
     found.gap = pitch - found.width;
@@ -153,6 +158,10 @@ Band TiledConvolution::band(int64_t images, int64_t lines, const Tiles& tiles) c
     found.line_stride = tiles.from == From::images ? imageBytes() : bytesOf(lines, tiles.from);
   }
   return found;
+}
+
+int64_t TiledConvolution::resultLine() const {
+  return result_lines == 1 ? 0 : result_lines * result_size[1];
 }
 
 // Lines of an image with what is outside.
@@ -265,9 +274,16 @@ void TiledConvolution::run(const void* source, uint8_t outside, Multiply multipl
             }
             auto here = band(part.images, part.lines, how);
             here.source = prepared;
-            const auto o = (first - i * panels) * kPanel;
-            multiply(here, part.image * result_pixels + part.line * result_size[1], o,
-                     std::min((until - i * panels) * kPanel, outputs) - o);
+            const auto pixel = part.image * result_pixels + part.line * result_size[1];
+            const auto end_output = std::min((until - i * panels) * kPanel, outputs);
+            for (auto o = (first - i * panels) * kPanel; o < end_output;) {
+              const auto line = o / outputsOfLine();
+              const auto before = line * outputsOfLine();
+              const auto count = std::min(end_output, before + outputsOfLine()) - o;
+              const auto index = pixel * result_lines + line * result_size[1];
+              multiply({here, index * outputsOfLine(), before, o - before, count});
+              o += count;
+            }
             first = until;
           }
         };
@@ -288,21 +304,23 @@ at::Tensor TiledConvolution::ordered(const at::Tensor& weight) const {
 
 void NarrowConvolution::run(const Data& data) const {
   const auto& c = convolution;
-  c.run(data.source, 0, [&](const Band& band, int64_t pixel, int64_t o, int64_t outputs) {
-    const auto at = pixel * c.outputs;
+  c.run(data.source, 0, [&](const TiledConvolution::Sums& sums) {
+    const auto& band = sums.band;
+    const auto inputs = amx::bytesUnder(band) / c.item;
     const gemm::ProblemOf<Bfloat16, Bfloat16> problem{
         band.lines * band.width,
-        amx::bytesUnder(band) / c.item,
-        c.outputs,
+        inputs,
+        c.outputsOfLine(),
         rectifier,
         nullptr,
         0,
-        data.weight,
+        data.weight + sums.lines_outputs * inputs,
         0,
-        data.bias,
-        data.addend != nullptr ? data.addend + at : nullptr,
-        data.result + at};
-    gemm::amx.multiplyBand(problem, band, o, outputs, activation ? &*activation : nullptr);
+        data.bias != nullptr ? data.bias + sums.lines_outputs : nullptr,
+        data.addend != nullptr ? data.addend + sums.result : nullptr,
+        data.result + sums.result};
+    gemm::amx.multiplyBand(problem, band, sums.first_output, sums.outputs,
+                           activation ? &*activation : nullptr);
   });
 }
 
@@ -319,21 +337,23 @@ void QuantizedConvolution::runAs(const QuantizedLinear::Data& data) const {
   const auto& c = convolution;
   const auto* addend = static_cast<const R*>(data.addend);
   auto* result = static_cast<R*>(data.result);
-  c.run(data.source, zero_point, [&](const Band& band, int64_t pixel, int64_t o, int64_t outputs) {
+  c.run(data.source, zero_point, [&](const TiledConvolution::Sums& part) {
+    const auto& band = part.band;
     const auto inputs = amx::bytesUnder(band);
-    const auto at = pixel * c.outputs + o;
+    const auto o = part.lines_outputs + part.first_output;
+    const auto at = part.result + part.first_output;
     const quantized::ProductOf<R> product{band.lines * band.width,
                                           inputs,
-                                          outputs,
+                                          part.outputs,
                                           nullptr,
                                           0,
                                           data.weight + o * inputs,
                                           quantized::fromOutput(sums.rescale, o),
                                           addend != nullptr ? addend + at : nullptr,
                                           result + at,
-                                          c.outputs,
+                                          c.outputsOfLine(),
                                           nullptr,
-                                          c.outputs - o - outputs};
+                                          c.outputs - o - part.outputs};
     if constexpr (std::is_same_v<R, float>) {
       quantized::amx.multiplyBandToFloat(product, band);
     } else {

@@ -6,6 +6,9 @@
 // lies between them is dropped; or what is under the window of each pixel is copied, as it is where
 // channels are too few to be taken together. The work is divided into bands, or some small images,
 // by panels of outputs. band_kernel.h has the arithmetic.
+//
+// A transposed convolution whose windows do not overlap is a pointwise one, with outputs for each
+// place of the window; lines of its result are further apart.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +38,9 @@ struct TiledConvolution {
   int64_t inputs = 0;
   int64_t outputs = 0;
   int64_t item = 0;  // bytes of a number
+  // Of a transposed convolution: how many lines of its result each line makes. What lies side by
+  // side in them are the outputs of a pixel, line by line; result_size is the size of an image.
+  int64_t result_lines = 1;
 
   // Whether this processor has AMX, and the kernel is the fastest.
   bool isSupported() const;
@@ -42,11 +48,18 @@ struct TiledConvolution {
   // no inputs and outputs: (16 outputs, 4 bytes of inputs, output of the 16, input of those). Of an
   // output, in the order of window's row, column, input.
   at::Tensor ordered(const at::Tensor& weight) const;
+  // Those of a pixel that lie side by side in the result.
+  int64_t outputsOfLine() const { return outputs / result_lines; }
 
-  // Part of the result: the pixels of a band, the first of which has this index in the result, and
-  // outputs of some panels.
-  using Multiply = c10::function_ref<void(const amx::Band& band, int64_t pixel,
-                                          int64_t first_output, int64_t outputs)>;
+  // Part of the result: the pixels of a band, and some outputs of a line.
+  struct Sums {
+    const amx::Band& band;
+    int64_t result;         // index of the first pixel's first output of the line
+    int64_t lines_outputs;  // of the lines before it
+    int64_t first_output;   // of the line
+    int64_t outputs;
+  };
+  using Multiply = c10::function_ref<void(const Sums& sums)>;
   // `outside`: each byte of what is padded.
   void run(const void* source, uint8_t outside, Multiply multiply) const;
 
@@ -80,6 +93,7 @@ struct TiledConvolution {
   bool hasSmallWeight() const;
   int64_t linesAtOnce(From from) const;
   int64_t imagesAtOnce(const Tiles& tiles, int64_t lines) const;
+  int64_t resultLine() const;  // as of amx::Band
   amx::Band band(int64_t images, int64_t lines, const Tiles& tiles) const;
   // Where tiles are loaded from. Copies it to `memory`, if that is not the source.
   const char* prepare(const Part& part, const Tiles& tiles, const char* source, uint8_t outside,
