@@ -564,6 +564,24 @@ def test_cat() -> None:
     run_function(module, torch.randn(2, 6, 8, 8), 0.03, "cat")
 
 
+class Joined(nn.Module):
+    """Images of 8 bits, all with the same scale -> their channels."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return qdq(torch.cat([qdq(x, 0.03, 100), qdq(y, 0.03, 100)], 1), 0.03, 100)
+
+
+@pytest.mark.parametrize("channels", [(16, 32), (4, 68), (3, 7), (1, 70)])
+def test_cat_of_channels_last_images(channels: tuple[int, int]) -> None:
+    """A kernel of our own copies them, four numbers at a time."""
+    x, y = (torch.randn(2, c, 8, 9).mul(3).to(memory_format=torch.channels_last) for c in channels)
+    run(Joined(), (x, y), step=0.03, apart=1e-9, inside="cat")
+    with torch.no_grad():
+        found = kernels(to_script(Joined(), (x, y)), x, y)
+    own = has_own_kernels() and all(c % 4 == 0 for c in channels)
+    assert ("llga_concat" in found) == own, found
+
+
 class Picks(nn.Module):
     """Float convolution results -> max pooling and cat -> 8 bits, and 8 bits -> both -> linear."""
 

@@ -644,19 +644,22 @@ class OwnSteps {
 
   // A concatenation of the channels of channels-last images. False for any other partition.
   bool concat(const Ops& ops) {
-    if (!ownKernelsAnywhere() || ops.size() != 1 || ops[0]->kind() != OpKind::Concat ||
-        ops[0]->get_attr<int64_t>(Attr::axis) != 1) {
+    const auto parts = ownKernelsAnywhere() ? concatenated(ops) : std::vector<Operand>{};
+    const auto& result = ops.back()->outputs()[0];
+    if (parts.empty() || !result.sizes) {
       return false;
     }
     constexpr int64_t kWord = 4;
-    const auto& result = ops[0]->outputs()[0];
     const auto strides = channelsLastStrides(*result.sizes);
     const auto item = static_cast<int64_t>(c10::elementSize(result.dtype));
     if (strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
     Concat kernel{c10::multiply_integers(*result.sizes) / (*result.sizes)[1], {}};
-    for (const auto& part : ops[0]->inputs()) {
+    for (const auto& part : parts) {
+      if (!part.sizes) {
+        return false;
+      }
       const auto bytes = (*part.sizes)[1] * item;
       if (part.dtype != result.dtype || bytes % kWord != 0 || !draft_.knownSlot(part.id) ||
           !isChannelsLast(draft_.inputLayout(part.id), part)) {
@@ -665,7 +668,7 @@ class OwnSteps {
       kernel.words.push_back(bytes / kWord);
     }
     Plan::Step step;
-    for (const auto& part : ops[0]->inputs()) {
+    for (const auto& part : parts) {
       bindData(step, part);
     }
     addChannelsLastResult(step, result);
@@ -673,6 +676,36 @@ class OwnSteps {
                    "concat", "llga_concat"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
+  }
+
+  // What a partition concatenates along channels, if it does no more: also numbers of 8 bit that
+  // are dequantized before and quantized behind, all with the same scale. Else nothing.
+  static std::vector<Operand> concatenated(const Ops& ops) {
+    const auto is = [](const OpSpec* op) { return op->kind() == OpKind::Concat; };
+    const auto concat = std::find_if(ops.begin(), ops.end(), is);
+    if (concat == ops.end() || (*concat)->get_attr<int64_t>(Attr::axis) != 1) {
+      return {};
+    }
+    auto parts = (*concat)->inputs();
+    if (ops.size() == 1) {
+      return parts;
+    }
+    const auto& quantize = *ops.back();
+    const auto scale = quantize.kind() == OpKind::Quantize ? unsignedScale(quantize) : std::nullopt;
+    if (!scale || concat + 2 != ops.end()) {
+      return {};
+    }
+    for (auto& part : parts) {
+      const auto dequantize = std::find_if(ops.begin(), concat, [&](const OpSpec* op) {
+        return op->kind() == OpKind::Dequantize && op->outputs()[0].id == part.id;
+      });
+      const auto of = dequantize != concat ? unsignedScale(**dequantize) : std::nullopt;
+      if (!of || of->scale != scale->scale || of->zero_point != scale->zero_point) {
+        return {};
+      }
+      part = (*dequantize)->inputs()[0];
+    }
+    return parts;
   }
 
   // One step for a group that is a channel shuffle.
