@@ -564,6 +564,47 @@ def test_cat() -> None:
     run_function(module, torch.randn(2, 6, 8, 8), 0.03, "cat")
 
 
+class Pooled(NamedTuple):
+    size: tuple[int, int, int, int]
+    window: Any = 3
+    stride: Any = 2
+    padding: Any = 1
+    dilation: Any = 1
+    ceil_mode: bool = False
+
+
+MAX_POOLS = {
+    "usual": Pooled((2, 64, 17, 18)),
+    "no padding": Pooled((1, 32, 16, 20), 2, 2, 0),
+    "uneven channels": Pooled((3, 83, 9, 8)),
+    "few channels": Pooled((1, 3, 12, 12)),
+    "many channels": Pooled((1, 300, 7, 7), 3, 1),
+    "uneven window": Pooled((1, 24, 13, 20), (5, 2), (1, 3), (2, 0)),
+    "dilated": Pooled((1, 24, 15, 15), 3, 1, 1, 2),
+    "ceil_mode": Pooled((1, 24, 12, 13), 3, 2, 0, ceil_mode=True),
+    "all of an image": Pooled((2, 24, 6, 6), 6, 1, 0),
+}
+
+
+@pytest.mark.parametrize("case", MAX_POOLS)
+def test_max_pool_of_channels_last_images(case: str) -> None:
+    """They have a kernel of our own."""
+    c = MAX_POOLS[case]
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.max_pool2d(
+                qdq(x, 0.03, 100), c.window, c.stride, c.padding, c.dilation, c.ceil_mode
+            )
+            return qdq(y, 0.03, 100)
+
+    x = torch.randn(c.size).to(memory_format=torch.channels_last)
+    run(Module(), (x,), step=0.03, apart=1e-9, inside="max_pool2d")
+    with torch.no_grad():
+        found = kernels(to_script(Module(), (x,)), x)
+    assert ("llga_max_pool" in found) == has_own_kernels(), found
+
+
 class Joined(nn.Module):
     """Images of 8 bits, all with the same scale -> their channels."""
 

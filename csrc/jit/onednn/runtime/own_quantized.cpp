@@ -517,6 +517,33 @@ std::optional<FoundQuantizedBlock> quantizedBlock(const LoweredGraph& graph) {
   return found.kernel.isSupported() ? std::optional(std::move(found)) : std::nullopt;
 }
 
+std::optional<FoundQuantizedMaxPool> quantizedMaxPool(const Ops& ops) {
+  constexpr size_t kOps = 3;
+  if (!ownKernelsAnywhere() || ops.size() != kOps || ops[0]->kind() != OpKind::Dequantize ||
+      ops[1]->kind() != OpKind::MaxPool || ops[2]->kind() != OpKind::Quantize) {
+    return std::nullopt;
+  }
+  const auto& pool = *ops[1];
+  const auto& data = ops[0]->inputs()[0];
+  const auto& result = ops[2]->outputs()[0];
+  const auto from = unsignedScale(*ops[0]);
+  const auto to = unsignedScale(*ops[2]);
+  constexpr size_t kRank = 4;
+  if (!from || !to || from->scale != to->scale || from->zero_point != to->zero_point ||
+      !data.sizes || data.sizes->size() != kRank || !result.sizes) {
+    return std::nullopt;
+  }
+  const auto pair = [](const Shape& numbers) {
+    return MaxPool::Pair{numbers.end()[-2], numbers.end()[-1]};
+  };
+  const auto of = [&](Attr attribute) { return pair(pool.get_attr<Shape>(attribute)); };
+  const MaxPool kernel{(*data.sizes)[0],     pair(*data.sizes), pair(*result.sizes),
+                       of(Attr::kernel),     of(Attr::strides), of(Attr::dilations),
+                       of(Attr::pads_begin), (*data.sizes)[1]};
+  return kernel.isSupported() ? std::optional(FoundQuantizedMaxPool{kernel, data, result})
+                              : std::nullopt;
+}
+
 std::optional<FoundQuantizedMean> quantizedMean(const Ops& ops, const LoweredGraph& graph) {
   constexpr size_t kOps = 3;
   const Reader reader(ops, graph);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "jit/onednn/runtime/max_pool.h"
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/quantized_block.h"
 #include "jit/onednn/runtime/quantized_excitation.h"
@@ -95,6 +96,15 @@ struct FoundQuantizedMean {
   Operand result;
 };
 std::optional<FoundQuantizedMean> quantizedMean(const Ops& ops, const LoweredGraph& graph);
+
+// A partition that is a max pooling of images, which have to be channels last, with the same scale
+// before it and behind; nothing for others.
+struct FoundQuantizedMaxPool {
+  MaxPool kernel;
+  Operand data;
+  Operand result;
+};
+std::optional<FoundQuantizedMaxPool> quantizedMaxPool(const Ops& ops);
 
 // What follows the sums; nothing if a number of it is not finite. `weight`: the 8-bit constant, as
 // (output, ...); `bias`: the constant, or an undefined tensor.

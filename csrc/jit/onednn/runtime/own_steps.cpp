@@ -1268,6 +1268,29 @@ class OwnSteps {
     return true;
   }
 
+  // A max pooling of 8-bit channels-last images. False for any other partition.
+  bool quantizedMaxPool(const Ops& ops) {
+    const auto found = llga::quantizedMaxPool(ops);
+    if (!found || !draft_.knownSlot(found->data.id) ||
+        !isChannelsLast(draft_.inputLayout(found->data.id), found->data)) {
+      return false;
+    }
+    const auto& result = found->result;
+    const auto strides = canonicalStrides(*result.sizes, channelsLastStrides(*result.sizes));
+    if (!draft_.mayHaveStrides(result.id, strides)) {
+      return false;
+    }
+    Plan::Step step;
+    bindData(step, found->data);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    step.kernel = {[kernel = found->kernel](auto from, auto to) {
+                     kernel.run(static_cast<const uint8_t*>(from[0]), static_cast<uint8_t*>(to[0]));
+                   },
+                   "pooling", "llga_max_pool"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A mean, sum or norm over dimensions that lie side by side. False for any other partition.
   bool reduction(const Ops& ops) {
     const auto found = llga::reduction(ops);
@@ -1470,8 +1493,8 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
          (usual &&
           (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
-                    steps.quantizedMean(partition) || steps.narrowLinear(partition) ||
-                    steps.narrowConvolution(partition))) ||
+                    steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
+                    steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
          steps.activation(partition);
 }

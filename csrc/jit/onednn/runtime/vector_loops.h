@@ -87,6 +87,9 @@ struct Kernels {
   void (*affineRowsOfBytes)(const uint8_t* from, uint8_t* to, const Affine& affine);
   void (*affineRowsToBytes)(const float* from, uint8_t* to, const Affine& affine);
 
+  // to[i] = the greatest of from[.][i], of which there is one at least
+  void (*maxOfBytes)(const uint8_t* const* from, int64_t count, int64_t bytes, uint8_t* to);
+
   // to[i] = from[i] * scale + shift, in 8 bit.
   void (*toBytes)(const float* from, int64_t count, float scale, float shift, uint8_t* to);
 

@@ -404,6 +404,41 @@ constexpr decltype(Kernels::gatherWindows) gatherWindows = nullptr;
 
 #endif
 
+void maxOfBytes(const uint8_t* const* from, int64_t count, int64_t bytes, uint8_t* to) {
+#if LLGA_VECTOR_WIDTH == 16
+  constexpr int64_t kBytes = 64;
+  for (int64_t i = 0; i < bytes; i += kBytes) {
+    const auto left = bytes - i;
+    const auto there =
+        left < kBytes ? (uint64_t{1} << static_cast<unsigned>(left)) - 1 : ~uint64_t{0};
+    auto most = _mm512_maskz_loadu_epi8(there, from[0] + i);
+    for (int64_t n = 1; n < count; ++n) {
+      most = _mm512_max_epu8(most, _mm512_maskz_loadu_epi8(there, from[n] + i));
+    }
+    _mm512_mask_storeu_epi8(to + i, there, most);
+  }
+#else
+  const auto load = [](const uint8_t* at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  };
+  constexpr int64_t kBytes = 32;
+  int64_t i = 0;
+  for (; i + kBytes <= bytes; i += kBytes) {
+    auto most = load(from[0] + i);
+    for (int64_t n = 1; n < count; ++n) {
+      most = _mm256_max_epu8(most, load(from[n] + i));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), most);
+  }
+  for (; i < bytes; ++i) {
+    to[i] = from[0][i];
+    for (int64_t n = 1; n < count; ++n) {
+      to[i] = from[n][i] > to[i] ? from[n][i] : to[i];
+    }
+  }
+#endif
+}
+
 template <typename T>
 constexpr Functions<T> kFunctions{
     activate<T>,      sumRows<T>,   sumSquaresOfRows<T>, sumEachRow<T>, sumSquaresOfEachRow<T>,
@@ -417,6 +452,7 @@ constexpr Kernels kKernels{kFunctions<float>,
                            sumRows<uint8_t>,
                            affineRows<uint8_t, uint8_t>,
                            affineRows<float, uint8_t>,
+                           maxOfBytes,
                            toBytes,
                            copyRows,
                            add,
