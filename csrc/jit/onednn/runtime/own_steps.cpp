@@ -1250,43 +1250,35 @@ class OwnSteps {
   // A mean over the pixels of channels-last images in 8 bit. False for any other partition.
   bool quantizedMean(const Ops& ops) {
     const auto found = llga::quantizedMean(ops, draft_.lowered);
-    if (!found || !draft_.knownSlot(found->data.id) ||
-        !isChannelsLast(draft_.inputLayout(found->data.id), found->data)) {
-      return false;
-    }
-    const auto& result = found->result;
-    const auto strides = canonicalStrides(*result.sizes, channelsLastStrides(*result.sizes));
-    if (!draft_.mayHaveStrides(result.id, strides)) {
-      return false;
-    }
-    Plan::Step step;
-    bindData(step, found->data);
-    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
-    step.kernel = {[kernel = found->kernel](auto from, auto to) { kernel.run(from[0], to[0]); },
-                   "reduction", "llga_reduction"};
-    draft_.plan->steps.push_back(std::move(step));
-    return true;
+    return found && addOfImages(found->data, found->result,
+                                {[kernel = found->kernel](auto from, auto to) {
+                                   kernel.run(from[0], to[0]);
+                                 },
+                                 "reduction", "llga_reduction"});
   }
 
   // A max pooling of 8-bit channels-last images. False for any other partition.
   bool quantizedMaxPool(const Ops& ops) {
     const auto found = llga::quantizedMaxPool(ops);
-    if (!found || !draft_.knownSlot(found->data.id) ||
-        !isChannelsLast(draft_.inputLayout(found->data.id), found->data)) {
-      return false;
-    }
-    const auto& result = found->result;
+    return found && addOfImages(found->data, found->result,
+                                {[kernel = found->kernel](auto from, auto to) {
+                                   kernel.run(static_cast<const uint8_t*>(from[0]),
+                                              static_cast<uint8_t*>(to[0]));
+                                 },
+                                 "pooling", "llga_max_pool"});
+  }
+
+  // A step that makes channels-last images, of one pixel maybe, of others. False if they are not.
+  bool addOfImages(const Operand& data, const Operand& result, Plan::Kernel kernel) {
     const auto strides = canonicalStrides(*result.sizes, channelsLastStrides(*result.sizes));
-    if (!draft_.mayHaveStrides(result.id, strides)) {
+    if (!draft_.knownSlot(data.id) || !isChannelsLast(draft_.inputLayout(data.id), data) ||
+        !draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
     Plan::Step step;
-    bindData(step, found->data);
+    bindData(step, data);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
-    step.kernel = {[kernel = found->kernel](auto from, auto to) {
-                     kernel.run(static_cast<const uint8_t*>(from[0]), static_cast<uint8_t*>(to[0]));
-                   },
-                   "pooling", "llga_max_pool"};
+    step.kernel = std::move(kernel);
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
