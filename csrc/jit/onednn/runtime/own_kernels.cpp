@@ -114,8 +114,6 @@ bool isDenseConvolution(const OpSpec& op, const LoweredGraph& graph) {
          op.get_attr<Shape>(Attr::dilations) == Shape{1, 1};
 }
 
-std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
-
 bool isProductOf(const OpSpec& op, const Operand& a, const Operand& b) {
   const auto& factors = op.inputs();
   return op.kind() == OpKind::Multiply && ((factors[0].id == a.id && factors[1].id == b.id) ||
@@ -356,6 +354,8 @@ bool isGlobalMean(const OpSpec& op) {
   }
   return op.kind() == OpKind::ReduceMean && op.get_attr<Shape>(Attr::axes) == Shape{2, 3};
 }
+
+std::array<int64_t, 2> pair(const Shape& values) { return {values.end()[-2], values.end()[-1]}; }
 
 bool isSet(const OpSpec& op, Attr flag) {
   const auto& attributes = op.attributes();

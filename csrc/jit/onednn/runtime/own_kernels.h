@@ -4,6 +4,7 @@
 // is read once.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +27,9 @@ namespace llga {
 
 // Of one partition, in the order of the subgraph.
 using Ops = std::vector<const OpSpec*>;
+
+// The last two of an image's sizes, or of a window's: vertical, horizontal.
+std::array<int64_t, 2> pair(const Shape& values);
 
 // A flag that may not have been set at all.
 bool isSet(const OpSpec& op, Attr flag);

@@ -533,9 +533,6 @@ std::optional<FoundQuantizedMaxPool> quantizedMaxPool(const Ops& ops) {
       !data.sizes || data.sizes->size() != kRank || !result.sizes) {
     return std::nullopt;
   }
-  const auto pair = [](const Shape& numbers) {
-    return MaxPool::Pair{numbers.end()[-2], numbers.end()[-1]};
-  };
   const auto of = [&](Attr attribute) { return pair(pool.get_attr<Shape>(attribute)); };
   const MaxPool kernel{(*data.sizes)[0],     pair(*data.sizes), pair(*result.sizes),
                        of(Attr::kernel),     of(Attr::strides), of(Attr::dilations),
