@@ -1234,6 +1234,14 @@ CONVOLUTIONS = {
     "large weight, small images": Convolved((5, 256, 7, 7), 288),
     "large weight, small images, gathered": Convolved((6, 256, 14, 14), 288, stride=2),
     "first layer": Convolved((2, 3, 41, 40), 32, stride=2),
+    "first layer, large window": Convolved((2, 3, 40, 41), 32, 7, 2, 3),
+    "first layer, large window, large zero point": Convolved(
+        (1, 3, 37, 40), 64, 7, 2, 3, post=plain, zero_point=140
+    ),
+    "first layer, even window": Convolved((1, 3, 40, 42), 33, 6, 2, 2, post=plain, zero_point=140),
+    "first layer, patches": Convolved((1, 3, 64, 48), 32, 8, 8, 0),
+    "first layer, small image": Convolved((3, 3, 9, 7), 16, 7, 2, 3),
+    "first layer, seven channels": Convolved((1, 7, 20, 21), 24, 4, 2, 1, zero_point=90),
     "one channel": Convolved((1, 1, 28, 28), 24, window=5, padding=2),
     "pointwise, many products": Convolved((1, 512, 34, 34), 1024, window=1, padding=0),
     "nine threads": Convolved((3, 64, 28, 28), 64, threads=9),
@@ -1248,7 +1256,7 @@ CONVOLUTIONS = {
     # What stays with oneDNN.
     "transposed, windows overlap": enlarging((1, 32, 16, 16), 32, 3, stride=2, own=False),
     "odd inputs": Convolved((1, 34, 28, 28), 32, own=False),
-    "first layer, large window": Convolved((1, 3, 40, 40), 32, 7, 2, 3, own=False),
+    "first layer, many lines": Convolved((1, 3, 40, 40), 32, 7, 1, 3, own=False),
     "other activation": Convolved((1, 32, 28, 28), 32, post=F.elu, own=False),
 }
 

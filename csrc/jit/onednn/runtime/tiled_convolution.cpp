@@ -17,12 +17,35 @@ using amx::Band;
 
 constexpr int64_t kPanel = amx::kMostOutputs;
 constexpr int64_t kMostBytes = 1 << 20;  // of images beside a panel of a large weight
+constexpr int64_t kMostWidened = 8;      // bytes of a pixel that is copied with more channels
+
+// Copies pixels to places that are `stride` bytes apart, with zeros behind each.
+template <typename Place>
+void widen(const char* from, int64_t pixel, int64_t count, char* to, int64_t stride) {
+  constexpr int64_t kBits = 8;
+  constexpr int64_t kPlace = sizeof(Place);
+  const auto there = ~Place{0} >> static_cast<unsigned>((kPlace - pixel) * kBits);
+  const auto readable = count * pixel - kPlace;
+  int64_t at = 0;
+  for (; at <= readable; at += pixel, to += stride) {
+    Place place{};
+    std::memcpy(&place, from + at, sizeof(place));
+    place &= there;
+    std::memcpy(to, &place, sizeof(place));
+  }
+  for (; at < count * pixel; at += pixel, to += stride) {
+    Place place{};
+    std::memcpy(&place, from + at, pixel);
+    std::memcpy(to, &place, sizeof(place));
+  }
+}
 
 }  // namespace
 
 bool TiledConvolution::isSupported() const {
   const auto count = images * result_size[0] * result_size[1] * outputs;
-  const bool together = inputs * item % amx::kUnit == 0 || windowBytes() <= amx::kRowBytes;
+  const bool together =
+      inputs * item % amx::kUnit == 0 || windowBytes() <= amx::kRowBytes || isWidened();
   const bool whole = result_lines == 1 || outputsOfLine() % amx::kOutputs == 0;
   return usesAmx() && count > 0 && together && whole && !isLeftToLinear();
 }
@@ -33,6 +56,15 @@ bool TiledConvolution::isLeftToLinear() const {
   const auto count = images * size[0] * size[1] * inputs * outputs;
   return result_lines == 1 && !isPadded() && window == Pair{1, 1} && stride == Pair{1, 1} &&
          (count <= kMost || inputs * item < kManyBytes);
+}
+
+// Where steps are not many more than if all bytes under a window were together.
+bool TiledConvolution::isWidened() const {
+  const auto held = pixels(From::widened);
+  return inputs * item % amx::kUnit != 0 && windowBytes() > amx::kRowBytes &&
+         dilation == Pair{1, 1} && held.bytes <= kMostWidened &&
+         window[1] * held.together() <= amx::kRowBytes &&
+         piecesOf(held) <= at::ceil_div(windowBytes(), amx::kRowBytes) + 1;
 }
 
 bool TiledConvolution::isPadded() const {
@@ -50,7 +82,10 @@ TiledConvolution::Tiles TiledConvolution::tiles() const {
   };
   const auto [lines, width] = result_size;
   const auto whole = timeOf(at::ceil_div(lines * width, amx::kRows), amx::kRows);
-  const auto from = isPadded() ? From::copies : From::images;
+  const auto from = isWidened() ? From::widened : isPadded() ? From::copies : From::images;
+  if (from == From::widened) {
+    return {from, false};
+  }
   if ((window[1] > 1 && dilation[1] != 1) || inputs * item % amx::kUnit != 0 ||
       amx::stepsOf(rowBytes()).rest != 0) {
     return {From::windows, true};
@@ -72,8 +107,29 @@ int64_t TiledConvolution::copiedWidth() const {
   return (result_size[1] - 1) * stride[1] + (window[1] - 1) * dilation[1] + 1;
 }
 
-int64_t TiledConvolution::linesUnder(int64_t lines) const {
-  return (lines - 1) * stride[0] + (window[0] - 1) * dilation[0] + 1;
+TiledConvolution::Pixels TiledConvolution::pixels(From from) const {
+  const auto bytes = inputs * item;
+  if (from != From::widened) {
+    return {bytes, 1};
+  }
+  Pixels held{at::round_up(bytes, amx::kUnit), 1};
+  for (auto lines = stride[0]; lines > 1; --lines) {
+    // Zero is no weight for a line behind the window that has a NaN.
+    const bool fits = item == 1 || window[0] % lines == 0;
+    if (fits && stride[0] % lines == 0 && window[1] * held.bytes * lines <= amx::kRowBytes) {
+      held.lines = lines;
+      break;
+    }
+  }
+  return held;
+}
+
+int64_t TiledConvolution::piecesOf(const Pixels& held) const {
+  return at::ceil_div(window[0], held.lines);
+}
+
+int64_t TiledConvolution::copiedLines(int64_t lines, const Pixels& held) const {
+  return (lines - 1) * stride[0] / held.lines + (piecesOf(held) - 1) * dilation[0] + 1;
 }
 
 int64_t TiledConvolution::imageBytes() const { return size[0] * size[1] * inputs * item; }
@@ -93,7 +149,10 @@ int64_t TiledConvolution::bytesOf(int64_t lines, From from) const {
     case From::images:
       return 0;
     case From::copies:
-      return linesUnder(lines) * copiedWidth() * inputs * item;
+    case From::widened: {
+      const auto held = pixels(from);
+      return copiedLines(lines, held) * copiedWidth() * held.together();
+    }
     default:
       return lines * result_size[1] * gatheredStride();
   }
@@ -141,13 +200,18 @@ Band TiledConvolution::band(int64_t images, int64_t lines, const Tiles& tiles) c
     found.result_line = resultLine();
     return found;
   }
-  const auto steps = amx::stepsOf(rowBytes());
+  const auto held = pixels(tiles.from);
+  const auto steps = amx::stepsOf(window[1] * held.together());
   const auto pitch = tiles.from == From::images ? size[1] : copiedWidth();
-  const auto row = pitch * inputs * item;
-  Band found{nullptr,           stride[1] * inputs * item,
-             stride[0] * row,   window[0],
-             dilation[0] * row, steps.count,
-             steps.bytes,       lines,
+  const auto row = pitch * held.together();
+  Band found{nullptr,
+             stride[1] * held.together(),
+             stride[0] / held.lines * row,
+             piecesOf(held),
+             dilation[0] * row,
+             steps.count,
+             steps.bytes,
+             lines,
              result_size[1]};
   found.result_line = resultLine();
   if (tiles.joined) {
@@ -166,20 +230,42 @@ int64_t TiledConvolution::resultLine() const {
 
 // Lines of an image with what is outside.
 void TiledConvolution::copy(const char* image, int64_t line, int64_t lines, uint8_t outside,
-                            char* to) const {
+                            const Pixels& held, char* to) const {
   const auto pixel = inputs * item;
   const auto width = copiedWidth();
   const auto before = std::min(padding[1], width);
   const auto end = std::clamp(size[1] + padding[1], before, width);
-  const auto top = line * stride[0] - padding[0];
-  for (auto y = top; y < top + linesUnder(lines); ++y, to += width * pixel) {
-    if (y < 0 || y >= size[0]) {
-      std::memset(to, outside, width * pixel);
-      continue;
+  const auto together = held.together();
+  const auto fill = [&](char* from, int64_t count) {
+    if (held.lines == 1) {
+      std::memset(from, outside, count * held.bytes);
+      return;
     }
-    std::memset(to, outside, before * pixel);
-    std::memcpy(to + before * pixel, image + y * size[1] * pixel, (end - before) * pixel);
-    std::memset(to + end * pixel, outside, (width - end) * pixel);
+    for (int64_t x = 0; x < count; ++x) {
+      std::memset(from + x * together, outside, held.bytes);
+    }
+  };
+  const auto copyPixels = [&](const char* from, int64_t count, char* place) {
+    if (held.bytes == pixel) {
+      std::memcpy(place, from, count * pixel);
+    } else if (held.bytes == sizeof(uint32_t)) {
+      widen<uint32_t>(from, pixel, count, place, together);
+    } else {
+      widen<uint64_t>(from, pixel, count, place, together);
+    }
+  };
+  auto y = line * stride[0] - padding[0];
+  for (int64_t k = 0; k < copiedLines(lines, held); ++k, to += width * together) {
+    for (int64_t i = 0; i < held.lines; ++i, ++y) {
+      auto* place = to + i * held.bytes;
+      if (y < 0 || y >= size[0]) {
+        fill(place, width);
+        continue;
+      }
+      fill(place, before);
+      copyPixels(image + y * size[1] * pixel, end - before, place + before * together);
+      fill(place + end * together, width - end);
+    }
   }
 }
 
@@ -227,10 +313,10 @@ const char* TiledConvolution::prepare(const Part& part, const Tiles& tiles, cons
   auto* to = memory;
   auto* padded = memory + part.images * bytesOf(part.lines, From::windows);
   for (int64_t i = 0; i < part.images; ++i, image += imageBytes()) {
-    if (tiles.from == From::copies) {
-      copy(image, part.line, part.lines, outside, to);
+    if (tiles.from != From::windows) {
+      copy(image, part.line, part.lines, outside, pixels(tiles.from), to);
     } else if (isPadded()) {
-      copy(image, part.line, part.lines, outside, padded);
+      copy(image, part.line, part.lines, outside, pixels(From::copies), padded);
       gather(padded, copiedWidth(), part.lines, to);
     } else {
       gather(image + part.line * stride[0] * line_bytes, size[1], part.lines, to);
@@ -292,9 +378,16 @@ void TiledConvolution::run(const void* source, uint8_t outside, Multiply multipl
 }
 
 at::Tensor TiledConvolution::ordered(const at::Tensor& weight) const {
-  const auto matrix = weight.permute({0, 2, 3, 1}).flatten(1);
+  const auto from = tiles().from;
+  const auto held = pixels(from);
+  const auto more_inputs = held.bytes / item - inputs;
+  const auto more_lines = piecesOf(held) * held.lines - window[0];
+  const auto matrix = at::constant_pad_nd(weight, {0, 0, 0, more_lines, 0, more_inputs})
+                          .unflatten(2, {piecesOf(held), held.lines})
+                          .permute({0, 2, 4, 3, 1})
+                          .flatten(1);
   const auto bytes =
-      tiles().from == From::windows ? at::round_up(windowBytes(), amx::kRowBytes) : windowBytes();
+      from == From::windows ? at::round_up(windowBytes(), amx::kRowBytes) : matrix.size(1) * item;
   const auto more_outputs = at::round_up(outputs, amx::kOutputs) - outputs;
   const auto together = amx::kUnit / item;
   return at::constant_pad_nd(matrix, {0, bytes / item - matrix.size(1), 0, more_outputs})

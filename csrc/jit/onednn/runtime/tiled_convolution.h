@@ -3,9 +3,10 @@
 // The window's columns and channels of a pixel lie one behind the other, and so do those of the
 // next pixel, some bytes further: tiles are loaded from there. Images with padding are copied
 // first, a band of lines at a time. Where lines do not fill tiles, they are taken as one, and what
-// lies between them is dropped; or what is under the window of each pixel is copied, as it is where
-// channels are too few to be taken together. The work is divided into bands, or some small images,
-// by panels of outputs. band_kernel.h has the arithmetic.
+// lies between them is dropped; or what is under the window of each pixel is copied. Where channels
+// are too few to be taken together, so is that, or the image is copied with some more of them. The
+// work is divided into bands, or some small images, by panels of outputs. band_kernel.h has the
+// arithmetic.
 //
 // A transposed convolution whose windows do not overlap is a pointwise one, with outputs for each
 // place of the window; lines of its result are further apart.
@@ -65,10 +66,18 @@ struct TiledConvolution {
 
  private:
   // What tiles are loaded from.
-  enum class From { images, copies, windows };
+  enum class From { images, copies, widened, windows };
   struct Tiles {
     From from;
     bool joined;  // lines as one
+  };
+
+  // How a copy holds an image: pixels of so many bytes, of as many lines side by side.
+  struct Pixels {
+    int64_t bytes;
+    int64_t lines;
+
+    int64_t together() const { return bytes * lines; }
   };
 
   // What is multiplied at once: lines of an image, or all of some images.
@@ -83,8 +92,12 @@ struct TiledConvolution {
   // Whether it is a linear layer of all pixels for NarrowLinear or QuantizedLinear, or oneDNN.
   bool isLeftToLinear() const;
   bool isPadded() const;
+  // Whether an image is copied with more channels.
+  bool isWidened() const;
+  Pixels pixels(From from) const;
   int64_t copiedWidth() const;
-  int64_t linesUnder(int64_t lines) const;
+  int64_t piecesOf(const Pixels& held) const;  // as of amx::Band
+  int64_t copiedLines(int64_t lines, const Pixels& held) const;
   int64_t imageBytes() const;
   int64_t rowBytes() const;        // of a row of the window
   int64_t windowBytes() const;     // of all rows
@@ -98,7 +111,8 @@ struct TiledConvolution {
   // Where tiles are loaded from. Copies it to `memory`, if that is not the source.
   const char* prepare(const Part& part, const Tiles& tiles, const char* source, uint8_t outside,
                       char* memory) const;
-  void copy(const char* image, int64_t line, int64_t lines, uint8_t outside, char* to) const;
+  void copy(const char* image, int64_t line, int64_t lines, uint8_t outside, const Pixels& held,
+            char* to) const;
   // Of lines that have so many columns.
   void gather(const char* from, int64_t width, int64_t lines, char* to) const;
 };
