@@ -1061,6 +1061,37 @@ def test_linear_of_one_row(size: tuple[int, ...], bias: bool, activation: str) -
     assert own or "llga_gemv:avx2" not in kernels_of(m, x)
 
 
+BFLOAT16_ROWS = {
+    "plain": (nn.Linear(900, 600), "self.l(x)", (1, 900)),
+    "no bias": (nn.Linear(900, 600, bias=False), "self.l(x)", (1, 1, 900)),
+    "uneven": (nn.Linear(517, 1023), "self.l(x)", (1, 517)),
+    "relu": (nn.Linear(900, 600), "F.relu(self.l(x))", (1, 900)),
+    "hardswish": (nn.Linear(900, 600), "F.hardswish(self.l(x))", (1, 900)),
+    "gelu": (nn.Linear(900, 600), "F.gelu(self.l(x))", (1, 900)),
+    "tanh gelu": (nn.Linear(900, 600), "F.gelu(self.l(x), approximate='tanh')", (1, 900)),
+    "weight by inputs": (nn.Linear(900, 600), "x @ self.l.weight.view(900, 600)", (1, 900)),
+    "one pixel": (nn.Conv2d(800, 700, 1), "F.silu(self.l(x))", (1, 800, 1, 1)),
+    # What stays with others.
+    "two rows, left": (nn.Linear(900, 600), "self.l(x)", (2, 900)),
+    "small weight, left": (nn.Linear(64, 64), "self.l(x)", (1, 64)),
+    "sum, left": (nn.Linear(800, 800), "x + self.l(x)", (1, 800)),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", BFLOAT16_ROWS)
+def test_bfloat16_linear_of_one_row(case: str) -> None:
+    """Where its weight is in no cache, all that counts is how fast that is read."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    layer, code, size = BFLOAT16_ROWS[case]
+    m = net(code, l=copy.deepcopy(layer)).eval()
+    x = torch.randn(size)
+    check(m, [x], dtype=torch.bfloat16)
+    found = kernels_of(m.bfloat16(), x.bfloat16())
+    assert ("llga_gemv:avx2" in found) == (has_own_kernels() and "left" not in case), found
+
+
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize(
     "code", ["self.l(x)", "F.relu(self.l(x))", "F.silu(self.l(x))", "y + self.l(x)"]
@@ -1433,6 +1464,26 @@ def test_linear_of_one_row_with_special_values(activation: str) -> None:
             y = x.clone()
             y[0, place] = value
             assert_same(script(y), m(y))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_bfloat16_linear_of_one_row_with_special_values(value: float) -> None:
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("F.relu(self.l(x))", l=nn.Linear(1021, 520)).eval().bfloat16()
+    x = torch.randn(1, 1021).bfloat16()
+    with torch.no_grad():
+        m.l.weight[::2, 1020] = 0  # behind the last whole vector
+        script = to_script(m, [x])
+        for place in (0, 20, 1020):
+            y = x.clone()
+            y[0, place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        m.l.weight[5, 7] = m.l.bias[6] = value
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
 
 
 class Rows(NamedTuple):

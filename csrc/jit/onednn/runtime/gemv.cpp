@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ceil_div.h>
+#include <c10/util/bit_cast.h>
 
 #include <algorithm>
 #include <cstring>
@@ -85,12 +86,18 @@ LLGA_INLINE void dot(const Bfloat16* from, int64_t columns, const float* factor,
   }
 }
 
+float widened(float number) { return number; }
+float widened(Bfloat16 number) {
+  return c10::bit_cast<float>(static_cast<uint32_t>(number) << 16U);
+}
+
 // Of each kTwice numbers the even ones, then the odd ones; zeros behind the last.
-void inHalves(const float* from, int64_t count, float* to) {
+template <typename T>
+void inHalves(const T* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; i += kTwice) {
     for (int64_t k = 0; k < kTwice; ++k) {
       const auto column = i + k % kVectorWidth * 2 + k / kVectorWidth;
-      to[i + k] = column < count ? from[column] : 0;
+      to[i + k] = column < count ? widened(from[column]) : 0;
     }
   }
 }
@@ -166,6 +173,16 @@ void multiply(const T* matrix, const float* bias, int64_t rows, int64_t columns,
       });
 }
 
+template <typename V>
+void multiplyNarrow(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
+                    const V* vector, float* result, Rectifier rectifier, int64_t grain) {
+  const auto whole = at::round_up(columns, kTwice);
+  const auto memory = arena()->allocate(static_cast<size_t>(whole) * sizeof(float));
+  auto* halves = static_cast<float*>(memory.get());
+  inHalves(vector, columns, halves);
+  multiply(matrix, bias, rows, columns, halves, result, rectifier, grain);
+}
+
 }  // namespace
 
 void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
@@ -175,11 +192,12 @@ void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
 
 void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier, int64_t grain) {
-  const auto whole = at::round_up(columns, kTwice);
-  const auto memory = arena()->allocate(static_cast<size_t>(whole) * sizeof(float));
-  auto* halves = static_cast<float*>(memory.get());
-  inHalves(vector, columns, halves);
-  multiply(matrix, bias, rows, columns, halves, result, rectifier, grain);
+  multiplyNarrow(matrix, bias, rows, columns, vector, result, rectifier, grain);
+}
+
+void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
+          const Bfloat16* vector, float* result, Rectifier rectifier, int64_t grain) {
+  multiplyNarrow(matrix, bias, rows, columns, vector, result, rectifier, grain);
 }
 
 #undef LLGA_AVX2

@@ -21,5 +21,7 @@ void gemv(const float* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier, int64_t grain);
 void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
           const float* vector, float* result, Rectifier rectifier, int64_t grain);
+void gemv(const Bfloat16* matrix, const float* bias, int64_t rows, int64_t columns,
+          const Bfloat16* vector, float* result, Rectifier rectifier, int64_t grain);
 
 }  // namespace llga

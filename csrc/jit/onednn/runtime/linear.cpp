@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/gemv.h"
 #include "jit/onednn/runtime/shares.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
@@ -117,15 +119,23 @@ std::array<int64_t, 2> Linear::divided(int64_t most, int64_t panels) const {
   return best;
 }
 
+namespace {
+
+constexpr int64_t kSmallWeight = 1 << 19;  // numbers that are in a cache
+
+}  // namespace
+
 bool NarrowLinear::hasKernels() { return usesAmx(); }
 
-bool NarrowLinear::isSupported() const { return hasKernels() && inputs % 2 == 0; }
+bool NarrowLinear::isRow() const { return rows == 1 && inputs * outputs > kSmallWeight; }
+
+bool NarrowLinear::isSupported() const { return isRow() || (hasKernels() && inputs % 2 == 0); }
 
 bool NarrowLinear::pays() const {
   constexpr int64_t kFewRows = 16;             // that meet weights which are in no cache
-  constexpr int64_t kSmall = 1 << 19;          // numbers of a weight that is in one
   constexpr int64_t kMost = int64_t{1} << 29;  // products: of more, oneDNN's kernel is as fast
-  return rows * inputs * outputs <= kMost && (rows >= kFewRows || inputs * outputs <= kSmall);
+  return isRow() || (rows * inputs * outputs <= kMost &&
+                     (rows >= kFewRows || inputs * outputs <= kSmallWeight));
 }
 
 std::vector<int64_t> NarrowLinear::weightSizes() const {
@@ -133,7 +143,21 @@ std::vector<int64_t> NarrowLinear::weightSizes() const {
   return {(outputs + panel - 1) / panel, inputs / 2, 2 * panel};
 }
 
+void NarrowLinear::runRow(const Data& data) const {
+  constexpr int64_t kGrain = 1 << 17;  // numbers of the weight: threads may have to be woken
+  const auto memory = arena()->allocate(static_cast<size_t>(outputs) * sizeof(float));
+  auto* sums = static_cast<float*>(memory.get());
+  gemv(data.weight, data.bias, outputs, inputs, data.source, sums, rectifier, kGrain);
+  if (activation) {
+    activate(*activation, sums, sums, outputs);
+  }
+  std::transform(sums, sums + outputs, data.result, [](float sum) { return c10::BFloat16(sum).x; });
+}
+
 void NarrowLinear::run(const Data& data) const {
+  if (isRow()) {
+    return runRow(data);
+  }
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
   const auto panel = gemm::amx.panel;
   const gemm::ProblemOf<Bfloat16, Bfloat16> problem{

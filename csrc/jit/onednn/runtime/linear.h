@@ -11,6 +11,8 @@
 // And linear layers and pointwise convolutions of bfloat16 data by AMX: while oneDNN's kernels wait
 // for the weights of a model, which are in no cache, these fetch the next ones.
 //
+// One row of those that meets a weight which is in no cache is a product of a matrix and a vector.
+//
 // gemm_blocks.h has the arithmetic of one task; here the work is divided.
 #pragma once
 
@@ -77,14 +79,16 @@ struct NarrowLinear {
 
   struct Data {
     const Bfloat16* source;
-    const Bfloat16* weight;  // as Linear::toPanels() made it
+    const Bfloat16* weight;  // as Linear::toPanels() made it; for a row, each output's inputs
     const float* bias;       // or null
-    const Bfloat16* addend;  // like the result, or null; may be the result
+    const Bfloat16* addend;  // like the result, or null; may be the result. A row has none
     Bfloat16* result;        // overlaps nothing else
   };
 
   // Whether this processor has AMX.
   static bool hasKernels();
+  // Whether it is one row that is computed as such, on any processor with AVX2.
+  bool isRow() const;
   // Whether there is a kernel for these numbers. All below needs one.
   bool isSupported() const;
   // Whether it is expected to be faster than oneDNN's kernel. Stateless.
@@ -95,6 +99,9 @@ struct NarrowLinear {
 
   // Source and result are dense rows.
   void run(const Data& data) const;
+
+ private:
+  void runRow(const Data& data) const;
 };
 
 }  // namespace llga

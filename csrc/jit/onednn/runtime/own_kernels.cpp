@@ -704,7 +704,7 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
 
 std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph) {
   const auto& product = *ops[0];
-  if (!ownKernels() || !NarrowLinear::hasKernels()) {
+  if (!ownKernelsAnywhere()) {
     return std::nullopt;
   }
   auto isNarrow = [](const Operand& operand) {
@@ -768,9 +768,9 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
     found.moved = std::move(*moved);
     found.result = ops[next]->outputs()[0];
   }
-  return next == ops.size() && isNarrow(found.result) && kernel.isSupported() && kernel.pays()
-             ? std::optional(found)
-             : std::nullopt;
+  const bool is = next == ops.size() && isNarrow(found.result) && kernel.isSupported() &&
+                  kernel.pays() && !(kernel.isRow() && found.addend);
+  return is ? std::optional(found) : std::nullopt;
 }
 
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {

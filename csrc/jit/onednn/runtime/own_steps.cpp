@@ -1014,14 +1014,21 @@ class OwnSteps {
     const bool image = found->op->kind() == OpKind::Convolution;
     const auto strides = rowStrides(image, found->data, found->addend, result, found->moved);
     const auto weight = draft_.constantTensor(found->weight.id);
-    if (!strides || findReleasable(weight)) {
+    const auto& kernel = found->kernel;
+    if (!strides || (findReleasable(weight) && !kernel.isRow())) {
       return false;
     }
-    const auto& kernel = found->kernel;
+    const auto matrix = found->outputs_last ? weight : matrixOf(weight);
     Plan::Step step;
     bindData(step, found->data);
-    bindPanels(step, found->weight, weight, found->outputs_last ? weight : matrixOf(weight),
-               kernel.weightSizes());
+    if (kernel.isRow()) {
+      const auto rows = matrix.t().contiguous();  // as most models have it
+      bind(step, draft_.keep(rows),
+           strided(found->weight.id, at::kBFloat16, rows.sizes().vec(), rows.strides().vec(),
+                   /*constant=*/true));
+    } else {
+      bindPanels(step, found->weight, weight, matrix, kernel.weightSizes());
+    }
     const auto bias =
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
     const auto addend = bindAddend(step, found->addend, result);
@@ -1034,7 +1041,8 @@ class OwnSteps {
                                  bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
                                  data(addend), static_cast<Bfloat16*>(to[0])});
                    },
-                   image ? "convolution" : "matmul", "llga_gemm:amx_bf16"};
+                   image ? "convolution" : "matmul",
+                   kernel.isRow() ? "llga_gemv:avx2" : "llga_gemm:amx_bf16"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
