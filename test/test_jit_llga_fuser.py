@@ -1835,6 +1835,15 @@ PARTS = {
     "images": "return self.d(y[:1, 8:]), self.d(y[1:, 4:12])",
     "gate": "a, b = y.chunk(2, 1)\nreturn self.d(a * torch.sigmoid(b))",
     "part_of_part": "a, b = y[:, :, 1:].chunk(2, 1)\nreturn self.d(b), self.f(a[:, 2:6])",
+    "sum": "return self.d(y[:, :8] + y[:, 8:])",
+    "sum_among_parts": (  # as DPN
+        "a = y[:, :8] + self.d(y[:, 8:])\nz = self.e(torch.cat([a, y[:, 8:]], 1))\n"
+        "return z + a[:, :4], self.d(a)"
+    ),
+    "sums_of_chunks": (  # as Res2Net
+        "a, b = y.chunk(2, 1)\na = self.d(a)\nb = F.relu(self.d(a + b))\n"
+        "return self.e(torch.cat([a, b], 1))"
+    ),
     "one_returned": "a, b = y.chunk(2, 1)\nreturn self.d(a), b",
     "sizes": "a, b = y.chunk(2, 1)\nreturn self.d(a).reshape(a.size(0), -1), self.d(b)",
 }
@@ -1849,6 +1858,34 @@ def test_parts_of_channels_last_images(case: str, mode: str) -> None:
     check(m, [torch.randn(2, 3, 11, 9)], **MODES[mode])
     if mode == "traced":
         check(m, [torch.randn(1, 3, 11, 9)])
+
+
+FILLED = {
+    "zeros": "F.pad(y, [0, 1, 0, 1])",
+    "ones": "F.pad(y, [1, 1, 0, 2], value=1.0)",
+    "reflected": "F.pad(y, [1, 1, 1, 1], mode='reflect')",
+    "replicated": "F.pad(y, [1, 0, 2, 1], mode='replicate')",
+    "circular": "F.pad(y, [1, 0, 2, 1], mode='circular')",
+    "module": "self.z(y)",
+    "channels": "F.pad(y, [0, 1, 0, 0, 4, 4])[:, 4:12]",
+    "part": "F.pad(y[:, :, 1:], [0, 1, 0, 1])",
+}
+
+
+# Autocast pads by reflection in float32, which TorchScript's does not know.
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "autocast"])
+@pytest.mark.parametrize("case", FILLED)
+def test_padding_between_groups(case: str, mode: str) -> None:
+    """PyTorch's, in the order that the groups around it like."""
+    m = net(
+        f"y = F.relu(self.c(x))\ny = {FILLED[case]}\nreturn F.max_pool2d(y, 2, 1) + self.d(y)",
+        c=nn.Conv2d(3, 8, 3), d=nn.Conv2d(8, 8, 2), z=nn.ReflectionPad2d(2),
+    ).eval()  # fmt: skip
+    check(m, [torch.randn(2, 3, 11, 9)], **MODES[mode])
+    if mode == "traced" and case != "circular":
+        x = torch.randn(2, 3, 11, 9)
+        groups = llga_fuser.report(to_script(m, [x]), x, rounds=1).groups
+        assert groups[0].outputs[0].layout == "channels last", groups[0]
 
 
 PADDED = {

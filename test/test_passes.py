@@ -2270,6 +2270,38 @@ def test_layout_propagation_through_parts(parts: list[str], other: str, free: bo
     assert free == (f"llga_viewed_order=[{0o13210}]" in str(groups[-1])), graph
 
 
+SUM_OF_PARTS = """
+graph(%x : Float(1, 4, 8, 8, strides=[256, 64, 8, 1], requires_grad=0, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %1 : Float(1, 4, 8, 8, strides=[256, 64, 8, 1]) = aten::relu(%x)
+  %2 : Float(1, 4, 8, 8, strides=[256, 64, 8, 1]) = aten::mul(%1, %x)
+  %3 : Tensor, %4 : Tensor = prim::ConstantChunk[chunks=2, dim=1](%2)
+  %5 : Float(1, 2, 8, 8, strides=[128, 64, 8, 1]) = aten::add(%3, %4, %one)
+  %6 : Tensor = READ
+  %7 : Float(1, 2, 8, 8, strides=[128, 64, 8, 1]) = aten::relu(%6)
+  %8 : Float(1, 2, 8, 8, strides=[128, 64, 8, 1]) = aten::mul(%7, %6)
+  return (%8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "kept"),
+    [
+        ("aten::slice(%5, %one, %none, %two, %one)", True),
+        ("aten::narrow(%5, %one, %one, %one)", True),
+        ("aten::cumsum(%5, %one, %none)", False),
+    ],
+)
+def test_graph_fuser_keeps_what_joins_parts(read: str, kept: bool) -> None:
+    """A lone sum of parts of what one group gives, and of which another reads a part."""
+    graph = parsed(SUM_OF_PARTS.replace("READ", read))
+    _C.run_pass("graph_fuser", graph)
+    assert ("aten::add" in kinds(graph)) == (not kept), graph
+    assert kinds(graph).count("llga::FusionGroup") == (3 if kept else 1), graph
+
+
 ATTENTION = """
 graph(%x : {qkv}):
   %none : NoneType = prim::Constant()

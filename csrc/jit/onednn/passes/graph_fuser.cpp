@@ -27,6 +27,7 @@ namespace llga {
 namespace {
 
 using torch::jit::AliasDb;
+namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
 
 // ---------------------------------------------------------------------------- what is worth it
@@ -36,19 +37,61 @@ bool isArrayOfRank4(const Value* value) {
   return type && type->dim() && *type->dim() >= 4;
 }
 
+// Whether it makes parts of a tensor, as many as it has outputs, or one of those.
+bool makesParts(const Node* node) {
+  switch (node->kind()) {
+    case prim::ConstantChunk:
+    case aten::chunk:
+    case aten::narrow:
+    case aten::slice:
+    case aten::split:
+    case aten::split_with_sizes:
+      return true;
+    case prim::ListUnpack:
+      return makesParts(node->input()->node());
+    default:
+      return false;
+  }
+}
+
+using Nodes = std::unordered_set<const Node*>;
+
+// Whether `kept` computes it, or what it is a part of.
+bool isMadeBy(const Nodes& kept, const Value* value) {
+  while (kept.count(value->node()) == 0) {
+    if (!makesParts(value->node())) {
+      return false;
+    }
+    value = value->node()->input(0);
+  }
+  return isArrayOfRank4(value);
+}
+
+// Whether `kept` reads it, parts of it, or a list that holds it.
+bool isReadBy(const Nodes& kept, const Value* value) {
+  return std::any_of(value->uses().begin(), value->uses().end(), [&](const torch::jit::Use& use) {
+    const auto* user = use.user;
+    if (kept.count(user) != 0) {
+      return true;
+    }
+    const auto outputs = user->outputs();
+    return (makesParts(user) || user->kind() == prim::ListConstruct) &&
+           std::any_of(outputs.begin(), outputs.end(),
+                       [&](const Value* output) { return isReadBy(kept, output); });
+  });
+}
+
 // Image-like values between two groups are in oneDNN's layout; leaving a lone op between them to
 // aten would cost two conversions. Elsewhere a lone elementwise op gains nothing.
-bool joinsGroups(const Proposal& proposal, const std::unordered_set<const Node*>& kept) {
+bool joinsGroups(const Proposal& proposal, const Nodes& kept) {
   bool reads = false;
   bool read = false;
   for (const auto* node : proposal.nodes) {
     for (const auto* input : node->inputs()) {
-      reads = reads || (kept.count(input->node()) != 0 && isArrayOfRank4(input));
+      reads = reads || isMadeBy(kept, input);
     }
     for (const auto* output : node->outputs()) {
-      for (const auto& use : output->uses()) {
-        read = read || (kept.count(use.user) != 0 && isArrayOfRank4(output));
-      }
+      read = read || (isArrayOfRank4(output) && isReadBy(kept, output));
     }
   }
   return reads && read;
@@ -92,7 +135,7 @@ bool isCatOfParts(const Proposal& proposal) {
 // Several lone ops in a row between two groups join them too: all are kept at first, and those that
 // then touch nothing on one side are dropped until none is left.
 std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
-  std::unordered_set<const Node*> kept;
+  Nodes kept;
   for (const auto& proposal : proposals) {
     if (proposal.compute + proposal.elementwise + proposal.casts > 0) {
       kept.insert(proposal.nodes.begin(), proposal.nodes.end());

@@ -4,11 +4,12 @@
 //   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
 //
 // Such a value never meets an aten op that looks at more than its sizes, but for views, of all or
-// of a part, that only groups read in their turn, so its strides are nobody's business: image-like
-// values are channels last. Everything else leaves a group with exactly the strides eager gives it.
-// llga_group_owned tells the reader what it would have got in eager: 1 contiguous, 2 channels last;
-// llga_viewed_order the same of a view: in which order its dimensions would lie. So it does where a
-// group reads what is channels last in the place of its contiguous copy.
+// of a part, and padding, that only groups read in their turn, so its strides are nobody's
+// business: image-like values are channels last. Everything else leaves a group with exactly the
+// strides eager gives it. llga_group_owned tells the reader what it would have got in eager: 1
+// contiguous, 2 channels last; llga_viewed_order the same of a view: in which order its dimensions
+// would lie. So it does where a group reads what is channels last in the place of its contiguous
+// copy.
 //
 // llga_call_local marks the outputs that die with the call, whoever reads them. Should an op return
 // its input against its schema, that output lives on where it should not: memory is held for it, no
@@ -68,16 +69,37 @@ std::optional<std::vector<int64_t>> sizesOf(const Value* value) {
   return type ? type->sizes().concrete_sizes() : std::nullopt;
 }
 
-bool takesParts(const Node* node);
+bool keepsOrder(const Node* node);
 
 // The executor notes no sizes of a slice that is only sliced again.
 bool isImage(const Value* value) {
   const auto sizes = sizesOf(value);
-  return sizes ? sizes->size() > 3 : takesParts(value->node());
+  return sizes ? sizes->size() > 3 : keepsOrder(value->node());
 }
 
-// Whether it makes parts of images: their dimensions keep their places, and lie with gaps between.
-bool takesParts(const Node* node) {
+// Whether it pads images, and keeps their memory format, as PyTorch does in all modes but one.
+bool padsImage(const Node* node) {
+  switch (node->kind()) {
+    case aten::constant_pad_nd:
+    case aten::reflection_pad2d:
+    case aten::replication_pad2d:
+      break;
+    case aten::pad: {
+      const auto mode = torch::jit::toIValue(node->namedInput("mode"));
+      if (!mode || *mode == c10::IValue("circular")) {
+        return false;
+      }
+      break;
+    }
+    default:
+      return false;
+  }
+  return isImage(node->input(0));
+}
+
+// Whether it makes parts of images, which lie with gaps between, or pads them: their dimensions
+// keep their places.
+bool keepsOrder(const Node* node) {
   switch (node->kind()) {
     case prim::ConstantChunk:
     case aten::chunk:
@@ -87,16 +109,16 @@ bool takesParts(const Node* node) {
     case aten::split_with_sizes:
       return isImage(node->input(0));
     case prim::ListUnpack:
-      return takesParts(node->input()->node());
+      return keepsOrder(node->input()->node());
     default:
-      return false;
+      return padsImage(node);
   }
 }
 
 // Whether it makes a view, of images in either order: of parts, of their pixels as one dimension,
-// or of dimensions that change places.
+// or of dimensions that change places; or pads them.
 bool makesView(const Node* node) {
-  if (takesParts(node)) {
+  if (keepsOrder(node)) {
     return true;
   }
   switch (node->kind()) {
@@ -178,7 +200,7 @@ std::vector<int64_t> orderInEager(const Value* value) {
     const bool listed = node->kind() == prim::ListUnpack;
     order = orderInEager(listed ? node->input()->node()->input(0) : node->input(0));
   }
-  if (order.empty() || takesParts(node)) {
+  if (order.empty() || keepsOrder(node)) {
     return order;
   }
   const auto rank = static_cast<int64_t>(order.size());
