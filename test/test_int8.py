@@ -1226,6 +1226,11 @@ CONVOLUTIONS = {
     "joined": Convolved((2, 64, 7, 7), 96),
     "gathered": Convolved((1, 32, 8, 8), 40, window=5, padding=2),
     "gathered, dilated": Convolved((1, 32, 20, 20), 32, padding=2, dilation=2),
+    "dilated": Convolved((1, 64, 32, 32), 32, padding=2, dilation=2),
+    "dilated, no padding": Convolved((2, 64, 21, 35), 48, padding=0, dilation=(2, 3)),
+    "dilated, mostly padding": Convolved(
+        (1, 64, 33, 33), 40, padding=12, dilation=12, post=plain, zero_point=140
+    ),
     "gathered, uneven": Convolved((1, 76, 28, 28), 32),
     "uneven outputs": Convolved((1, 32, 28, 28), 83),
     "few outputs": Convolved((1, 32, 28, 28), 7),

@@ -1290,6 +1290,25 @@ TILED_CONVOLUTIONS = {
     "gathered, dilated": TiledConvolution((1, 32, 20, 20), 32, padding=2, dilation=2),
     "gathered, uneven": TiledConvolution((1, 74, 28, 28), 32),
     "gathered, narrow": TiledConvolution((1, 16, 40, 2), 24),
+    "dilated": TiledConvolution((1, 32, 32, 32), 32, padding=2, dilation=2),
+    "dilated, no padding": TiledConvolution((2, 64, 21, 35), 48, padding=0, dilation=(2, 3)),
+    "dilated, strided": TiledConvolution((2, 32, 33, 64), 40, stride=2, padding=2, dilation=2),
+    # Regions that see parts of the window.
+    "mostly padding": TiledConvolution((1, 64, 33, 33), 40, padding=12, dilation=12),
+    "mostly padding, images": TiledConvolution((3, 32, 20, 26), 72, padding=9, dilation=9),
+    "mostly padding, lines": TiledConvolution((1, 48, 24, 32), 32, padding=(9, 2), dilation=(9, 2)),
+    "mostly padding, wide window": TiledConvolution((2, 32, 20, 24), 32, 5, padding=12, dilation=6),
+    "padding but for a pixel": TiledConvolution((1, 64, 17, 33), 40, padding=36, dilation=36),
+    "uneven padding": TiledConvolution((1, 64, 33, 25), 40, padding=(12, 9), dilation=12),
+    "mostly padding, nine threads": TiledConvolution(
+        (1, 32, 33, 33), 16, padding=12, dilation=12, threads=9
+    ),
+    "mostly padding, sum": TiledConvolution(
+        (2, 32, 30, 32), 32, padding=12, dilation=12, code="F.relu(self.c(x) + x)"
+    ),
+    "mostly padding, silu": TiledConvolution(
+        (1, 32, 30, 32), 96, padding=12, dilation=12, code="F.silu(self.c(x))"
+    ),
     # Panels and bands.
     "uneven outputs": TiledConvolution((1, 32, 28, 28), 83),
     "few outputs": TiledConvolution((1, 32, 28, 28), 7),
@@ -1405,6 +1424,9 @@ def test_bfloat16_convolution_of_planes(channels: int) -> None:
         "last tile overlaps",
         "uneven outputs",
         "first layer",
+        "dilated",
+        "mostly padding",
+        "padding but for a pixel",
         "widened",
         "widened, patches",
         "widened, one channel",

@@ -6,17 +6,29 @@
 
 namespace llga::amx {
 
-// Lines of a convolution's result, or images of it, each as one line. Under each pixel's window lie
-// `pieces`, rows of the window, and of each as many steps, all of the same size. All strides in
-// bytes.
+// Of a window, some rows and columns: pieces of memory, of each as many steps, all of the same
+// size. Where a row lies side by side it is one piece. All in bytes.
+struct Pieces {
+  int64_t rows;
+  int64_t row_stride;
+  int64_t columns;
+  int64_t column_stride;
+  int64_t steps;
+  int64_t step_bytes;
+  // Of an output's weights: all of them, those before the first piece, and from row to row.
+  int64_t weight_bytes;
+  int64_t weight_before = 0;
+  int64_t weight_row = 0;
+
+  constexpr int64_t allSteps() const { return rows * columns * steps; }
+};
+
+// Lines of a convolution's result, or images of it, each as one line. All strides in bytes.
 struct Band {
   const char* source;    // what is under the window of the first pixel
   int64_t pixel_stride;  // from a pixel of the result to the next one
   int64_t line_stride;
-  int64_t pieces;
-  int64_t piece_stride;
-  int64_t steps;  // of a piece
-  int64_t step_bytes;
+  Pieces under;  // each pixel
   int64_t lines;
   int64_t width;  // pixels of a line
   // Lines of the image that one line holds may have a gap between them: so many pixels, and behind
@@ -28,11 +40,6 @@ struct Band {
 };
 
 namespace {
-
-// Of a pixel's row of the matrix.
-constexpr int64_t bytesUnder(const Band& band) {
-  return band.pieces * band.steps * band.step_bytes;
-}
 
 constexpr int64_t kRows = 16;      // of a tile
 constexpr int64_t kRowBytes = 64;  // likewise

@@ -33,14 +33,15 @@ class BandProduct {
         rows_((band.width + tiles_ - 1) / tiles_),
         count_(band.lines * tiles_),
         results_(resultsOf(band)),
-        rows_at_once_(rowsBetween(band.pieces * band.steps)) {
-    configuration_.loadAlike(rows_, band.step_bytes);
+        rows_at_once_(rowsBetween(band.under.allSteps())) {
+    configuration_.loadAlike(rows_, band.under.step_bytes);
   }
 
   void run() {
     constexpr int64_t kCache = 1 << 19;  // bytes that stay in the second level beside a band
-    const auto steps = band_.pieces * band_.steps;
-    const auto panel_bytes = steps * band_.step_bytes * kMostOutputs;
+    const auto& under = band_.under;
+    const auto steps = under.allSteps();
+    const auto panel_bytes = steps * under.step_bytes * kMostOutputs;
     if (panels_.outputs * panel_bytes / kMostOutputs <= kCache) {
       // A few pixels stay in the first level, and the result is written in its order.
       for (int64_t tile = 0; tile < count_; tile += 2) {
@@ -53,7 +54,7 @@ class BandProduct {
     }
     // All rows meet a panel, while the next one is fetched.
     for (int64_t o = 0; o < panels_.outputs; o += kMostOutputs) {
-      Fetched fetched{panels_.weight + (o / kMostOutputs + 1) * panels_.panel_stride, 0};
+      Fetched fetched{firstWeight(o + kMostOutputs), 0};
       if (panels_.outputs - o + panels_.behind > kMostOutputs) {
         const auto each = (count_ + 1) / 2 * steps;
         fetched.lines = (panel_bytes / kRowBytes + each - 1) / each;
@@ -92,29 +93,41 @@ class BandProduct {
     return tile + 1 < count_ ? Pair{{at(tile), at(tile + 1)}, 2} : Pair{{at(tile), {}}, 1};
   }
 
+  // Of a panel, what meets the first piece.
+  const char* firstWeight(int64_t o) const {
+    return panels_.weight + o / kMostOutputs * panels_.panel_stride +
+           band_.under.weight_before / kUnit * panels_.unit_stride;
+  }
+
   // Two tiles by a panel of outputs.
   void multiply(const Pair& pair, int64_t o, Fetched fetched) {
     const auto left = panels_.outputs - o;
+    const auto& under = band_.under;
     const bool two = pair.count == 2;
     const Shape shape{two ? kMostRows : kRows, left < kMostOutputs ? left : kMostOutputs,
-                      band_.step_bytes};
-    const auto* source = pair.tiles[0].source;
-    const auto* weight = panels_.weight + o / kMostOutputs * panels_.panel_stride;
-    const auto next_rows = two ? pair.tiles[1].source - source : 0;
-    const auto piece_units = band_.steps * band_.step_bytes / kUnit;
+                      under.step_bytes};
+    const auto* first = pair.tiles[0].source;
+    const auto next_rows = two ? pair.tiles[1].source - first : 0;
+    const auto* first_weight = firstWeight(o);
+    const auto weight_piece = under.steps * under.step_bytes / kUnit * panels_.unit_stride;
+    const auto weight_row = under.weight_row / kUnit * panels_.unit_stride;
     startWithZero(shape);
     const auto between = [this] {
       if (open_.rows.any()) {
         finishSome();
       }
     };
-    for (int64_t piece = 0; piece < band_.pieces; ++piece) {
-      accumulate<Op>({source, band_.pixel_stride, next_rows, weight, panels_.unit_stride,
-                      panels_.next_outputs},
-                     band_.steps, shape, fetched, between);
-      source += band_.piece_stride;
-      weight += piece_units * panels_.unit_stride;
-      fetched.from += fetched.lines * band_.steps * kRowBytes;
+    for (int64_t row = 0; row < under.rows; ++row) {
+      const auto* source = first + row * under.row_stride;
+      const auto* weight = first_weight + row * weight_row;
+      for (int64_t column = 0; column < under.columns; ++column) {
+        accumulate<Op>({source, band_.pixel_stride, next_rows, weight, panels_.unit_stride,
+                        panels_.next_outputs},
+                       under.steps, shape, fetched, between);
+        source += under.column_stride;
+        weight += weight_piece;
+        fetched.from += fetched.lines * under.steps * kRowBytes;
+      }
     }
     finish();
     store(sums_, kMostOutputs * sizeof(Sum), shape);

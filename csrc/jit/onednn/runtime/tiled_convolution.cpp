@@ -40,6 +40,12 @@ void widen(const char* from, int64_t pixel, int64_t count, char* to, int64_t str
   }
 }
 
+// The time of tiles, in that of one of their rows.
+constexpr int64_t timeOf(int64_t tiles, int64_t rows) {
+  constexpr int64_t kOther = 24;
+  return tiles * (kOther + rows);
+}
+
 }  // namespace
 
 bool TiledConvolution::isSupported() const {
@@ -74,33 +80,86 @@ bool TiledConvolution::isPadded() const {
   return padding != Pair{0, 0} || !fits(0) || !fits(1);
 }
 
+bool TiledConvolution::hasColumns() const { return window[1] > 1 && dilation[1] != 1; }
+
+std::pair<int64_t, bool> TiledConvolution::tiling(const Pair& result, int64_t pitch) const {
+  const auto [lines, width] = result;
+  const auto of_line = at::ceil_div(width, amx::kRows);
+  const auto apart = timeOf(lines * of_line, at::ceil_div(width, of_line));
+  const auto pixels = lines * pitch;
+  const auto joined =
+      stride == Pair{1, 1} ? timeOf(at::ceil_div(pixels, amx::kRows), amx::kRows) : apart + 1;
+  return {std::min(apart, joined), joined < apart};
+}
+
 TiledConvolution::Tiles TiledConvolution::tiles() const {
-  // The time of a tile, in that of one of its rows.
-  const auto timeOf = [](int64_t tiles, int64_t rows) {
-    constexpr int64_t kOther = 24;
-    return tiles * (kOther + rows);
-  };
   const auto [lines, width] = result_size;
   const auto whole = timeOf(at::ceil_div(lines * width, amx::kRows), amx::kRows);
   const auto from = isWidened() ? From::widened : isPadded() ? From::copies : From::images;
   if (from == From::widened) {
     return {from, false};
   }
-  if ((window[1] > 1 && dilation[1] != 1) || inputs * item % amx::kUnit != 0 ||
-      amx::stepsOf(rowBytes()).rest != 0) {
+  if (inputs * item % amx::kUnit != 0 ||
+      amx::stepsOf(hasColumns() ? inputs * item : rowBytes()).rest != 0) {
     return {From::windows, true};
   }
-  const auto of_line = at::ceil_div(width, amx::kRows);
-  const auto apart = timeOf(lines * of_line, at::ceil_div(width, of_line));
-  const auto pitch = from == From::copies ? copiedWidth() : size[1];
-  const auto joined = stride == Pair{1, 1}
-                          ? timeOf(at::ceil_div(lines * pitch, amx::kRows), amx::kRows)
-                          : apart + 1;
+  const auto [time, joined] = tiling(result_size, from == From::copies ? copiedWidth() : size[1]);
   constexpr int64_t kOf = 8;  // copying what is under windows takes about so much of the rest
-  if (std::min(apart, joined) > whole + whole / kOf) {
+  if (time > whole + whole / kOf) {
     return {From::windows, true};
   }
-  return {from, joined < apart};
+  return {from, joined};
+}
+
+std::vector<TiledConvolution::Region> TiledConvolution::regions() const {
+  struct Segment {
+    int64_t first;
+    int64_t size;
+    int64_t tap;
+    int64_t taps;
+  };
+  std::array<std::vector<Segment>, 2> segments;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    for (int64_t at = 0; at < result_size[i]; ++at) {
+      const auto start = at * stride[i] - padding[i];
+      const auto tap = std::min(window[i], start < 0 ? at::ceil_div(-start, dilation[i]) : 0);
+      const auto end = start < size[i] ? at::ceil_div(size[i] - start, dilation[i]) : 0;
+      const auto taps = std::max<int64_t>(0, std::min(window[i], end) - tap);
+      auto& all = segments[i];
+      if (!all.empty() && all.back().tap == tap && all.back().taps == taps) {
+        ++all.back().size;
+      } else {
+        all.push_back({at, 1, tap, taps});
+      }
+    }
+  }
+  std::vector<Region> all;
+  for (const auto& y : segments[0]) {
+    for (const auto& x : segments[1]) {
+      all.push_back({{y.first, x.first}, {y.size, x.size}, {y.tap, x.tap}, {y.taps, x.taps}});
+    }
+  }
+  return all;
+}
+
+bool TiledConvolution::skipsPadding() const {
+  // A window of 8 bit that sees padding has other sums than one that does without.
+  if (item == 1 || !isPadded() || dilation == Pair{1, 1} || stride != Pair{1, 1} ||
+      inputs * item % amx::kUnit != 0 || amx::stepsOf(inputs * item).rest != 0) {
+    return false;
+  }
+  const auto [lines, width] = result_size;
+  const auto whole = timeOf(at::ceil_div(lines * width, amx::kRows), amx::kRows);
+  int64_t time = 0;
+  for (const auto& region : regions()) {
+    const auto taps = region.taps[0] * region.taps[1];
+    if (taps == 0) {
+      return false;
+    }
+    time += taps * tiling(region.size, size[1]).first;
+  }
+  constexpr int64_t kOf = 8;
+  return time < window[0] * window[1] * (whole - whole / kOf);
 }
 
 int64_t TiledConvolution::copiedWidth() const {
@@ -195,24 +254,24 @@ Band TiledConvolution::band(int64_t images, int64_t lines, const Tiles& tiles) c
   if (tiles.from == From::windows) {
     const auto steps = at::ceil_div(windowBytes(), amx::kRowBytes);
     const auto pixels = images * lines * result_size[1];
-    Band found{nullptr, gatheredStride(), 0, 1, 0, steps, amx::kRowBytes, 1, pixels};
+    const amx::Pieces under{1, 0, 1, 0, steps, amx::kRowBytes, steps * amx::kRowBytes};
+    Band found{nullptr, gatheredStride(), 0, under, 1, pixels};
     found.line = result_size[1];
     found.result_line = resultLine();
     return found;
   }
   const auto held = pixels(tiles.from);
-  const auto steps = amx::stepsOf(window[1] * held.together());
+  const auto pixel = held.together();
   const auto pitch = tiles.from == From::images ? size[1] : copiedWidth();
-  const auto row = pitch * held.together();
-  Band found{nullptr,
-             stride[1] * held.together(),
-             stride[0] / held.lines * row,
-             piecesOf(held),
-             dilation[0] * row,
-             steps.count,
-             steps.bytes,
-             lines,
-             result_size[1]};
+  const auto row = pitch * pixel;
+  const auto columns = hasColumns() ? window[1] : 1;
+  const auto steps = amx::stepsOf(window[1] / columns * pixel);
+  const auto rows = piecesOf(held);
+  const auto weight_row = window[1] * pixel;
+  const amx::Pieces under{rows,        dilation[0] * row, columns, dilation[1] * pixel, steps.count,
+                          steps.bytes, rows * weight_row, 0,       weight_row};
+  Band found{nullptr, stride[1] * pixel, stride[0] / held.lines * row, under,
+             lines,   result_size[1]};
   found.result_line = resultLine();
   if (tiles.joined) {
     found.line = found.width;
@@ -220,6 +279,26 @@ Band TiledConvolution::band(int64_t images, int64_t lines, const Tiles& tiles) c
     found.width = lines * pitch - found.gap;
     found.lines = images;
     found.line_stride = tiles.from == From::images ? imageBytes() : bytesOf(lines, tiles.from);
+  }
+  return found;
+}
+
+Band TiledConvolution::band(const Region& region) const {
+  const auto pixel = inputs * item;
+  const auto row = size[1] * pixel;
+  const auto steps = amx::stepsOf(pixel);
+  const amx::Pieces under{region.taps[0], dilation[0] * row,
+                          region.taps[1], dilation[1] * pixel,
+                          steps.count,    steps.bytes,
+                          windowBytes(),  region.tap[0] * rowBytes() + region.tap[1] * pixel,
+                          rowBytes()};
+  Band found{nullptr, pixel, row, under, region.size[0], region.size[1]};
+  found.result_line = result_size[1];
+  if (tiling(region.size, size[1]).second) {
+    found.line = region.size[1];
+    found.gap = size[1] - region.size[1];
+    found.width = region.size[0] * size[1] - found.gap;
+    found.lines = 1;
   }
   return found;
 }
@@ -326,7 +405,42 @@ const char* TiledConvolution::prepare(const Part& part, const Tiles& tiles, cons
   return memory;
 }
 
+// All regions meet a panel of the weight, or some of them where panels are fewer than threads.
+void TiledConvolution::runRegions(const char* source, Multiply multiply) const {
+  const auto all = regions();
+  const auto count = static_cast<int64_t>(all.size());
+  const auto panels = at::ceil_div(outputs, kPanel);
+  const auto threads = int64_t{at::get_num_threads()};
+  const auto parts = std::clamp<int64_t>(2 * threads / (images * panels), 1, count);
+  const auto tasks = images * parts * panels;
+  forSharesOf(tasks, 1, std::min(threads, tasks), [&](int64_t) {
+    return [&](int64_t first, int64_t end) {
+      for (; first < end; ++first) {
+        const auto image = first / panels / parts;
+        const auto part = first / panels % parts;
+        const auto output = first % panels * kPanel;
+        for (auto i = count * part / parts; i < count * (part + 1) / parts; ++i) {
+          const auto& region = all[i];
+          auto here = band(region);
+          std::array<int64_t, 2> from{};
+          for (size_t k = 0; k < from.size(); ++k) {
+            from[k] = region.first[k] - padding[k] + region.tap[k] * dilation[k];
+          }
+          here.source =
+              source + image * imageBytes() + (from[0] * size[1] + from[1]) * inputs * item;
+          const auto pixel =
+              (image * result_size[0] + region.first[0]) * result_size[1] + region.first[1];
+          multiply({here, pixel * outputs, 0, output, std::min(kPanel, outputs - output)});
+        }
+      }
+    };
+  });
+}
+
 void TiledConvolution::run(const void* source, uint8_t outside, Multiply multiply) const {
+  if (skipsPadding()) {
+    return runRegions(static_cast<const char*>(source), multiply);
+  }
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
   const auto how = tiles();
   const auto lines_at_once = linesAtOnce(how.from);
@@ -378,7 +492,7 @@ void TiledConvolution::run(const void* source, uint8_t outside, Multiply multipl
 }
 
 at::Tensor TiledConvolution::ordered(const at::Tensor& weight) const {
-  const auto from = tiles().from;
+  const auto from = skipsPadding() ? From::images : tiles().from;
   const auto held = pixels(from);
   const auto more_inputs = held.bytes / item - inputs;
   const auto more_lines = piecesOf(held) * held.lines - window[0];
@@ -399,7 +513,7 @@ void NarrowConvolution::run(const Data& data) const {
   const auto& c = convolution;
   c.run(data.source, 0, [&](const TiledConvolution::Sums& sums) {
     const auto& band = sums.band;
-    const auto inputs = amx::bytesUnder(band) / c.item;
+    const auto inputs = band.under.weight_bytes / c.item;
     const gemm::ProblemOf<Bfloat16, Bfloat16> problem{
         band.lines * band.width,
         inputs,
@@ -432,7 +546,7 @@ void QuantizedConvolution::runAs(const QuantizedLinear::Data& data) const {
   auto* result = static_cast<R*>(data.result);
   c.run(data.source, zero_point, [&](const TiledConvolution::Sums& part) {
     const auto& band = part.band;
-    const auto inputs = amx::bytesUnder(band);
+    const auto inputs = band.under.weight_bytes;
     const auto o = part.lines_outputs + part.first_output;
     const auto at = part.result + part.first_output;
     const quantized::ProductOf<R> product{band.lines * band.width,

@@ -3,7 +3,9 @@
 // The window's columns and channels of a pixel lie one behind the other, and so do those of the
 // next pixel, some bytes further: tiles are loaded from there. Images with padding are copied
 // first, a band of lines at a time. Where lines do not fill tiles, they are taken as one, and what
-// lies between them is dropped; or what is under the window of each pixel is copied. Where channels
+// lies between them is dropped; or what is under the window of each pixel is copied. Where dilated
+// windows lie on the padding for the most part, regions of the result are computed from what of the
+// window is inside. Where channels
 // are too few to be taken together, so is that, or the image is copied with some more of them. The
 // work is divided into bands, or some small images, by panels of outputs. band_kernel.h has the
 // arithmetic.
@@ -18,6 +20,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "jit/onednn/runtime/band_blocks.h"
 #include "jit/onednn/runtime/linear.h"
@@ -80,6 +84,14 @@ struct TiledConvolution {
     int64_t together() const { return bytes * lines; }
   };
 
+  // Pixels of the result that see the same part of the window, the rest of it being padding.
+  struct Region {
+    Pair first;
+    Pair size;
+    Pair tap;  // the first one that is inside of the image
+    Pair taps;
+  };
+
   // What is multiplied at once: lines of an image, or all of some images.
   struct Part {
     int64_t image;
@@ -94,6 +106,12 @@ struct TiledConvolution {
   bool isPadded() const;
   // Whether an image is copied with more channels.
   bool isWidened() const;
+  // Whether a row of the window is divided into its columns.
+  bool hasColumns() const;
+  std::vector<Region> regions() const;
+  // The time of tiles over all of a result's lines, and whether they are joined.
+  std::pair<int64_t, bool> tiling(const Pair& result, int64_t pitch) const;
+  bool skipsPadding() const;
   Pixels pixels(From from) const;
   int64_t copiedWidth() const;
   int64_t piecesOf(const Pixels& held) const;  // as of amx::Band
@@ -108,6 +126,8 @@ struct TiledConvolution {
   int64_t imagesAtOnce(const Tiles& tiles, int64_t lines) const;
   int64_t resultLine() const;  // as of amx::Band
   amx::Band band(int64_t images, int64_t lines, const Tiles& tiles) const;
+  amx::Band band(const Region& region) const;
+  void runRegions(const char* source, Multiply multiply) const;
   // Where tiles are loaded from. Copies it to `memory`, if that is not the source.
   const char* prepare(const Part& part, const Tiles& tiles, const char* source, uint8_t outside,
                       char* memory) const;
