@@ -21,6 +21,7 @@ import llga_fuser
 from llga_fuser import _models
 from util import (
     MODES,
+    TOLERANCES,
     assert_same,
     check,
     fuses,
@@ -1486,6 +1487,51 @@ def test_linear_of_one_row_with_special_values(activation: str) -> None:
             y = x.clone()
             y[0, place] = value
             assert_same(script(y), m(y))
+
+
+WIDENED = {
+    # Under autocast: code, and whether a kernel of our own computes the sum as well.
+    "sum": ("self.l(x) + y", True),
+    "other side": ("y + self.l(x)", True),
+    "no bias": ("self.n(x) + y", True),
+    "sum that is read twice": ("z = self.l(x) + y\nreturn z, torch.sin(z)", True),
+    "broadcast": ("self.l(x) + y[:1, :1]", False),
+    "difference": ("self.l(x) - y", False),
+    "product": ("self.l(x) * y", False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("size", [(2, 37, 96), (1, 1, 96), (3, 2, 800), (1, 1, 800)], ids=str)
+@pytest.mark.parametrize("case", WIDENED)
+def test_bfloat16_linear_that_becomes_float32(case: str, size: tuple[int, ...]) -> None:
+    """As in front of a residual sum in float32: with matrix units it is not rounded before."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    code, sums = WIDENED[case]
+    inputs = size[-1]
+    outputs = 72 if inputs == 96 else 700
+    layers = {"l": nn.Linear(inputs, outputs), "n": nn.Linear(inputs, outputs, bias=False)}
+    m = net(code, "x, y", **layers).eval()
+    x, y = torch.randn(size), torch.randn(*size[:-1], outputs)
+    check(m, [x, y], autocast=True)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            traced = torch.jit.trace(m, (x, y), check_trace=False)
+            expected = m(x, y)
+            script = torch.jit.freeze(traced)  # which puts casts before all binary ops
+        for _ in range(4):
+            assert_same(script(x, y), expected, tol=TOLERANCES[torch.bfloat16])
+        groups = llga_fuser.report(script, x, y, rounds=1).groups
+    if not has_matrix_units():
+        return
+    joined = next(group for group in groups if "linear" in group.name)
+    assert "autocast_to_full_precision" in joined.name, joined.name
+    row = math.prod(size[:-1]) == 1
+    own = [p.implementation for p in joined.primitives if p.implementation.startswith("llga_g")]
+    if inputs == 96 or (row and not sums):  # few rows that meet a large weight are oneDNN's
+        assert own == ["llga_gemv:avx2" if row and inputs == 800 else "llga_gemm:amx_bf16"], own
+    assert not sums or not own or inputs == 800 or len(joined.primitives) <= 2, joined.primitives
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])

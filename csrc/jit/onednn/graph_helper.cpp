@@ -151,9 +151,10 @@ class BlockPartitioner {
   }
 
   // What oneDNN has no patterns for, but our kernels take: GELU's tanh form goes with the linear
-  // layer, and maybe sum, that it alone reads, as the erf form does; and what alone rounds this or
-  // a layer norm to 8 bit goes with it.
-  static void joinReaders(std::vector<Proposal>& proposals) {
+  // layer, and maybe sum, that it alone reads, as the erf form does; what alone rounds this or
+  // a layer norm to 8 bit goes with it; and so does what alone makes float32 of a linear layer's
+  // bfloat16 under autocast, as in front of a residual sum, with that sum.
+  void joinReaders(std::vector<Proposal>& proposals) const {
     std::unordered_map<const Node*, Proposal*> of;  // by the last node
     for (auto& proposal : proposals) {
       of.emplace(proposal.nodes.back(), &proposal);
@@ -169,6 +170,7 @@ class BlockPartitioner {
       joined.nodes.push_back(reader.nodes.front());
       joined.compute += reader.compute;
       joined.elementwise += reader.elementwise;
+      joined.casts += reader.casts;
       of[reader.nodes.front()] = &joined;
       reader.nodes.clear();
     };
@@ -186,9 +188,24 @@ class BlockPartitioner {
       }
       if (rounds && reader != nullptr && isQuantize(reader->nodes.front())) {
         take(proposal, *reader);
+      } else if (reader != nullptr && isWidenedForAutocast(proposal, *reader)) {
+        take(proposal, *reader);
+        reader = readerOf(proposal);
+        if (reader != nullptr && reader->nodes.front()->kind() == torch::jit::aten::add) {
+          take(proposal, *reader);
+        }
       }
     }
     std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });
+  }
+
+  // Whether the reader makes float32 of what a linear layer gives in bfloat16, under autocast,
+  // where our kernel does that without rounding before.
+  bool isWidenedForAutocast(const Proposal& proposal, const Proposal& reader) const {
+    const auto* last = proposal.nodes.back();
+    return usesAmx() && ownKernels() && last->kind() == torch::jit::aten::linear &&
+           facts_.tensor(last->output()).dtype == at::kBFloat16 &&
+           reader.nodes.front()->kind() == fullPrecisionKind();
   }
 
   // A padding goes with the convolution that reads it.

@@ -143,26 +143,20 @@ std::vector<int64_t> NarrowLinear::weightSizes() const {
   return {(outputs + panel - 1) / panel, inputs / 2, 2 * panel};
 }
 
-void NarrowLinear::runRow(const Data& data) const {
+template <typename R>
+void NarrowLinear::multiplyRow(const Data<R>& data, float* sums) const {
   constexpr int64_t kGrain = 1 << 17;  // numbers of the weight: threads may have to be woken
-  const auto memory = arena()->allocate(static_cast<size_t>(outputs) * sizeof(float));
-  auto* sums = static_cast<float*>(memory.get());
   gemv(data.weight, data.bias, outputs, inputs, data.source, sums, rectifier, kGrain);
-  if (activation) {
-    activate(*activation, sums, sums, outputs);
-  }
-  std::transform(sums, sums + outputs, data.result, [](float sum) { return c10::BFloat16(sum).x; });
 }
 
-void NarrowLinear::run(const Data& data) const {
-  if (isRow()) {
-    return runRow(data);
-  }
+// Calls run(problem, task) for the tasks that it is divided into.
+template <typename R, typename Run>
+void NarrowLinear::runByPanels(const Data<R>& data, const Run& run) const {
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
   const auto panel = gemm::amx.panel;
-  const gemm::ProblemOf<Bfloat16, Bfloat16> problem{
-      rows,        inputs,         outputs,   rectifier,   data.source, inputs,
-      data.weight, inputs * panel, data.bias, data.addend, data.result};
+  const gemm::ProblemOf<Bfloat16, R> problem{rows,        inputs,      outputs,     rectifier,
+                                             data.source, inputs,      data.weight, inputs * panel,
+                                             data.bias,   data.addend, data.result};
   const auto panels = weightSizes()[0];
   const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
   // What is divided is read by one thread, the other operand by all.
@@ -174,6 +168,30 @@ void NarrowLinear::run(const Data& data) const {
     const gemm::Task task =
         by_outputs ? gemm::Task{0, rows, from * panel, std::min(to * panel, outputs) - from * panel}
                    : gemm::Task{from, to - from, 0, outputs};
+    run(problem, task);
+  });
+}
+
+void NarrowLinear::run(const Data<float>& data) const {
+  if (isRow()) {
+    return multiplyRow(data, data.result);
+  }
+  runByPanels(data, gemm::amx.toWide);
+}
+
+void NarrowLinear::run(const Data<Bfloat16>& data) const {
+  if (isRow()) {
+    const auto memory = arena()->allocate(static_cast<size_t>(outputs) * sizeof(float));
+    auto* sums = static_cast<float*>(memory.get());
+    multiplyRow(data, sums);
+    if (activation) {
+      activate(*activation, sums, sums, outputs);
+    }
+    std::transform(sums, sums + outputs, data.result,
+                   [](float sum) { return c10::BFloat16(sum).x; });
+    return;
+  }
+  runByPanels(data, [&](const auto& problem, const gemm::Task& task) {
     if (activation) {
       gemm::amx.toActivated(problem, task, *activation);
     } else {

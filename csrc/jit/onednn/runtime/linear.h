@@ -77,12 +77,14 @@ struct NarrowLinear {
   Rectifier rectifier = Rectifier::none;
   std::optional<Activation> activation = {};  // behind all else
 
+  // Of a result of bfloat16 or float32.
+  template <typename R>
   struct Data {
     const Bfloat16* source;
     const Bfloat16* weight;  // as Linear::toPanels() made it; for a row, each output's inputs
     const float* bias;       // or null
-    const Bfloat16* addend;  // like the result, or null; may be the result. A row has none
-    Bfloat16* result;        // overlaps nothing else
+    const R* addend;         // like the result, or null; may be the result. A row has none
+    R* result;               // overlaps nothing else
   };
 
   // Whether this processor has AMX.
@@ -97,11 +99,15 @@ struct NarrowLinear {
   // Sizes of the weight in panels: panels, pairs of inputs, numbers of a panel.
   std::vector<int64_t> weightSizes() const;
 
-  // Source and result are dense rows.
-  void run(const Data& data) const;
+  // Source and result are dense rows. There is no activation before float32.
+  void run(const Data<Bfloat16>& data) const;
+  void run(const Data<float>& data) const;
 
  private:
-  void runRow(const Data& data) const;
+  template <typename R, typename Run>
+  void runByPanels(const Data<R>& data, const Run& run) const;
+  template <typename R>
+  void multiplyRow(const Data<R>& data, float* sums) const;
 };
 
 }  // namespace llga

@@ -768,8 +768,20 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
     found.moved = std::move(*moved);
     found.result = ops[next]->outputs()[0];
   }
-  const bool is = next == ops.size() && isNarrow(found.result) && kernel.isSupported() &&
-                  kernel.pays() && !(kernel.isRow() && found.addend);
+  // Not rounded before: eager's numbers are these, rounded.
+  if (next < ops.size() && ops[next]->kind() == OpKind::TypeCast &&
+      ops[next]->inputs()[0].id == found.result.id && !kernel.activation && !found.addend) {
+    found.result = ops[next++]->outputs()[0];
+    const auto* term = next < ops.size() ? addedTo(found.result, *ops[next]) : nullptr;
+    if (term != nullptr && kernel.rectifier == Rectifier::none && found.moved.empty() &&
+        term->dtype == at::kFloat && !isConstant(*term) && term->sizes == found.result.sizes) {
+      found.addend = *term;
+      found.result = ops[next++]->outputs()[0];
+    }
+  }
+  const bool known = isNarrow(found.result) || found.result.dtype == at::kFloat;
+  const bool is = next == ops.size() && known && kernel.isSupported() && kernel.pays() &&
+                  !(kernel.isRow() && found.addend);
   return is ? std::optional(found) : std::nullopt;
 }
 

@@ -147,12 +147,13 @@ struct FoundNarrowLinear {
   bool outputs_last;  // in the weight
   std::optional<Operand> bias;
   std::optional<Operand> addend;  // like the result
-  Operand result;
-  Shape moved = {};  // as of FoundLinear
+  Operand result;                 // of bfloat16 or float32
+  Shape moved = {};               // as of FoundLinear
 };
 
 // A partition that is a linear layer or a pointwise convolution of bfloat16 data, with constant
 // parameters, and maybe an addition and an activation, where oneDNN is slower; nothing for others.
+// Or one whose sums become float32, to which maybe more is added.
 // Rows have to be contiguous, images channels last.
 std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph);
 

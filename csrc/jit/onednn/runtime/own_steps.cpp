@@ -1033,16 +1033,21 @@ class OwnSteps {
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
     const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
-    step.kernel = {[kernel, bias, addend](auto from, auto to) {
-                     auto data = [&](size_t i) {
-                       return i != 0 ? static_cast<const Bfloat16*>(from[i]) : nullptr;
-                     };
-                     kernel.run({static_cast<const Bfloat16*>(from[0]), data(1),
-                                 bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
-                                 data(addend), static_cast<Bfloat16*>(to[0])});
-                   },
-                   image ? "convolution" : "matmul",
-                   kernel.isRow() ? "llga_gemv:avx2" : "llga_gemm:amx_bf16"};
+    step.kernel = {
+        [kernel, bias, addend, wide = result.dtype == at::kFloat](auto from, auto to) {
+          const auto run = [&]<typename R>(R* sums) {
+            kernel.run(NarrowLinear::Data<R>{
+                static_cast<const Bfloat16*>(from[0]), static_cast<const Bfloat16*>(from[1]),
+                bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
+                addend != 0 ? static_cast<const R*>(from[addend]) : nullptr, sums});
+          };
+          if (wide) {
+            run(static_cast<float*>(to[0]));
+          } else {
+            run(static_cast<Bfloat16*>(to[0]));
+          }
+        },
+        image ? "convolution" : "matmul", kernel.isRow() ? "llga_gemv:avx2" : "llga_gemm:amx_bf16"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -1152,12 +1157,13 @@ class OwnSteps {
     return true;
   }
 
-  // A group that is a linear layer with GELU's tanh form behind it, which oneDNN has no partition
-  // of. False for any other group.
-  bool productAndGelu() {
+  // A group that is a linear layer with GELU's tanh form behind it, or one of bfloat16 whose sums
+  // become float32, which oneDNN has no partition of. False for any other group.
+  bool productAndMore() {
     const auto ops = opsOf(draft_.lowered);
-    const bool has = std::any_of(ops.begin(), ops.end(),
-                                 [&](const OpSpec* op) { return !tanhGelu(*op, ops).empty(); });
+    const bool has = std::any_of(ops.begin(), ops.end(), [&](const OpSpec* op) {
+      return op->kind() == OpKind::TypeCast || !tanhGelu(*op, ops).empty();
+    });
     return has && (quantizedLinear(ops) || narrowLinear(ops) || linear(ops, Way::usual));
   }
 
@@ -1477,7 +1483,7 @@ bool addUnlowered(PlanDraft& draft) {
 
 bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
-  return steps.productAndGelu() || steps.roundedLayerNorm() || steps.concatAffine() ||
+  return steps.productAndMore() || steps.roundedLayerNorm() || steps.concatAffine() ||
          steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
          steps.quantizedExcitation() || steps.wholeActivation();
 }

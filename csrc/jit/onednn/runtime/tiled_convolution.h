@@ -3,12 +3,11 @@
 // The window's columns and channels of a pixel lie one behind the other, and so do those of the
 // next pixel, some bytes further: tiles are loaded from there. Images with padding are copied
 // first, a band of lines at a time. Where lines do not fill tiles, they are taken as one, and what
-// lies between them is dropped; or what is under the window of each pixel is copied. Where dilated
-// windows lie on the padding for the most part, regions of the result are computed from what of the
-// window is inside. Where channels
-// are too few to be taken together, so is that, or the image is copied with some more of them. The
-// work is divided into bands, or some small images, by panels of outputs. band_kernel.h has the
-// arithmetic.
+// lies between them is dropped; or what is under the window of each pixel is copied. Where channels
+// are too few to be taken together, so is that, or the image is copied with some more of them.
+// Where dilated windows lie on the padding for the most part, regions of the result are computed
+// from what of the window is inside. The work is divided into bands, or some small images, by
+// panels of outputs. band_kernel.h has the arithmetic.
 //
 // A transposed convolution whose windows do not overlap is a pointwise one, with outputs for each
 // place of the window; lines of its result are further apart.
