@@ -1527,11 +1527,12 @@ def test_bfloat16_linear_that_becomes_float32(case: str, size: tuple[int, ...]) 
         return
     joined = next(group for group in groups if "linear" in group.name)
     assert "autocast_to_full_precision" in joined.name, joined.name
+    found = [p.implementation for p in joined.primitives]
     row = math.prod(size[:-1]) == 1
-    own = [p.implementation for p in joined.primitives if p.implementation.startswith("llga_g")]
-    if inputs == 96 or (row and not sums):  # few rows that meet a large weight are oneDNN's
-        assert own == ["llga_gemv:avx2" if row and inputs == 800 else "llga_gemm:amx_bf16"], own
-    assert not sums or not own or inputs == 800 or len(joined.primitives) <= 2, joined.primitives
+    if inputs == 96:
+        assert "llga_gemm:amx_bf16" in found and (len(found) == 1 or not sums), found
+    elif row and not sums:
+        assert "llga_gemv:avx2" in found, found
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])

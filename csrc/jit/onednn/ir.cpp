@@ -255,6 +255,24 @@ bool takesPart(const Node* node) {
   return node->kind() == torch::jit::aten::slice || node->kind() == torch::jit::aten::select;
 }
 
+bool makesParts(const Node* node) {
+  namespace aten = torch::jit::aten;
+  namespace prim = torch::jit::prim;
+  switch (node->kind()) {
+    case prim::ConstantChunk:
+    case aten::chunk:
+    case aten::narrow:
+    case aten::slice:
+    case aten::split:
+    case aten::split_with_sizes:
+      return true;
+    case prim::ListUnpack:
+      return makesParts(node->input()->node());
+    default:
+      return false;
+  }
+}
+
 bool readsShape(const Node* node) {
   return node->kind() == torch::jit::aten::size || node->kind() == torch::jit::aten::dim;
 }

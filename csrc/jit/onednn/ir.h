@@ -114,6 +114,9 @@ bool movesNumbers(const Node* node);
 // True for those that may drop some.
 bool takesPart(const Node* node);
 
+// Whether it makes parts of a tensor that have its rank, as many as it has outputs.
+bool makesParts(const Node* node);
+
 // True for aten::size and aten::dim, which do not look at the numbers of a tensor.
 bool readsShape(const Node* node);
 

@@ -27,7 +27,6 @@ namespace llga {
 namespace {
 
 using torch::jit::AliasDb;
-namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
 
 // ---------------------------------------------------------------------------- what is worth it
@@ -35,23 +34,6 @@ namespace prim = torch::jit::prim;
 bool isArrayOfRank4(const Value* value) {
   const auto type = value->type()->cast<c10::TensorType>();
   return type && type->dim() && *type->dim() >= 4;
-}
-
-// Whether it makes parts of a tensor, as many as it has outputs, or one of those.
-bool makesParts(const Node* node) {
-  switch (node->kind()) {
-    case prim::ConstantChunk:
-    case aten::chunk:
-    case aten::narrow:
-    case aten::slice:
-    case aten::split:
-    case aten::split_with_sizes:
-      return true;
-    case prim::ListUnpack:
-      return makesParts(node->input()->node());
-    default:
-      return false;
-  }
 }
 
 using Nodes = std::unordered_set<const Node*>;

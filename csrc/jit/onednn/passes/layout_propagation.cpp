@@ -100,19 +100,10 @@ bool padsImage(const Node* node) {
 // Whether it makes parts of images, which lie with gaps between, or pads them: their dimensions
 // keep their places.
 bool keepsOrder(const Node* node) {
-  switch (node->kind()) {
-    case prim::ConstantChunk:
-    case aten::chunk:
-    case aten::narrow:
-    case aten::slice:
-    case aten::split:
-    case aten::split_with_sizes:
-      return isImage(node->input(0));
-    case prim::ListUnpack:
-      return keepsOrder(node->input()->node());
-    default:
-      return padsImage(node);
+  if (node->kind() == prim::ListUnpack) {
+    return keepsOrder(node->input()->node());
   }
+  return makesParts(node) ? isImage(node->input(0)) : padsImage(node);
 }
 
 // Whether it makes a view, of images in either order: of parts, of their pixels as one dimension,
