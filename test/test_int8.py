@@ -26,6 +26,7 @@ from util import (
     has_matrix_units,
     has_own_kernels,
     has_quantized_kernels,
+    onednn_version,
     to_script,
 )
 
@@ -1299,7 +1300,10 @@ def test_convolution(case: str, adds: bool, out: str) -> None:
     module = Layer(op, w, c.outputs, post, target, data)
     step = None if target is None else target[0]
     # SiLU behind a sum is a group of its own with oneDNN 3.2.
-    run(module, (x, other), step=step, groups=None if adds and c.post is F.silu else 1)
+    # With AMX, oneDNN 3.7 gets no dilated ones, as it writes beyond its memory.
+    left = c.dilation != 1 and has_matrix_units() and onednn_version() >= (3, 3)
+    groups = None if adds and c.post is F.silu else 1
+    run(module, (x, other), step=step, groups=groups, fallbacks=left)
     with torch.no_grad():
         groups = llga_fuser.report(to_script(module, (x, other)), x, other, rounds=1).groups
     found = [p.implementation for group in groups for p in group.primitives]

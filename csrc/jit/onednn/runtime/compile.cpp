@@ -3,6 +3,7 @@
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <malloc.h>
+#include <oneapi/dnnl/dnnl_version.h>
 
 #include <algorithm>
 #include <tuple>
@@ -476,7 +477,28 @@ class PlanCompiler {
     return ways;
   }
 
+  // Dilated convolutions of 8 bit, where oneDNN 3.7 with AMX writes beyond the end of its memory
+  // (64 channels of 32 x 32 pixels, dilated by 2).
+  static bool writesTooMuch(const Ops& ops) {
+    constexpr bool kNewer = DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR > 2;
+    return kNewer && usesAmx() && std::any_of(ops.begin(), ops.end(), [&](const OpSpec* op) {
+             if (op->kind() != OpKind::Convolution) {
+               return false;
+             }
+             const auto dilations = op->get_attr<Shape>(Attr::dilations);
+             const bool dilated = std::any_of(dilations.begin(), dilations.end(),
+                                              [](int64_t dilation) { return dilation != 1; });
+             return dilated && std::any_of(ops.begin(), ops.end(), [&](const OpSpec* other) {
+                      return other->kind() == OpKind::Dequantize &&
+                             other->outputs()[0].id == op->inputs()[0].id;
+                    });
+           });
+  }
+
   void compile(const dnnl::graph::partition& partition, const Ops& ops, Way way) {
+    if (writesTooMuch(ops)) {
+      throw CompileError{"oneDNN 3.7 writes beyond its memory in dilated convolutions of 8 bit"};
+    }
     std::vector<Layout> inputs;
     std::vector<Layout> outputs;
     std::unordered_map<size_t, Slot> copies;
