@@ -113,7 +113,7 @@ struct TiledConvolution {
   bool skipsPadding() const;
   Pixels pixels(From from) const;
   int64_t copiedWidth() const;
-  int64_t piecesOf(const Pixels& held) const;  // as of amx::Band
+  int64_t piecesOf(const Pixels& held) const;  // rows, as of amx::Pieces
   int64_t copiedLines(int64_t lines, const Pixels& held) const;
   int64_t imageBytes() const;
   int64_t rowBytes() const;        // of a row of the window
