@@ -13,6 +13,15 @@ import torch
 os.environ["LLGA_FUSER_SPEED_CHECK"] = "off"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """With `-n`: a worker's threads that wait for each other leave their cores to the others.
+
+    Those that wait busily take twice as long for all of it as one process does.
+    """
+    if config.getoption("numprocesses", None):
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def choices_of_autotuning(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Not into the user's cache directory; for child processes too."""
