@@ -1810,6 +1810,13 @@ CAST = """%none : NoneType = prim::Constant()
   %float : int = prim::Constant[value=6]()
   %cast : Tensor = aten::to({1}, {0}, %no, %no, %none)
   """
+CASTS = """%none : NoneType = prim::Constant()
+  %float : int = prim::Constant[value=6]()
+  %other : Tensor = aten::to(%flat, %float, %no, %no, %none)
+  %cast : Tensor = aten::_autocast_to_reduced_precision(%other, %no, %no, %float, %float)
+  """
+WIDE = """%wide : Tensor = aten::_autocast_to_full_precision(%e, %no, %no)
+  %x : Tensor = aten::add(%wide, %e, %1)"""
 MM_ADD = """%m : Tensor = aten::mm(%flat, %weight)
   %p : Tensor = aten::add({})"""
 
@@ -1834,6 +1841,8 @@ MM_ADD = """%m : Tensor = aten::mm(%flat, %weight)
         ("%e, %e", "%e, %n", True),
         ("%table, %k,", "%table, %i,", False),
         (ADDMM, CAST.format("%float", "%flat") + ADDMM.replace("%flat", "%cast"), True),
+        (ADDMM, CASTS + ADDMM.replace("%flat", "%cast"), True),
+        ("%x : Tensor = aten::add(%e, %e, %1)", WIDE, True),
         (ADDMM, CAST.format("%n", "%flat") + ADDMM.replace("%flat", "%cast"), False),
         (ADDMM, CAST.format("%float", "%x") + ADDMM.replace("%flat", "%cast"), False),
     ],
@@ -1855,6 +1864,8 @@ MM_ADD = """%m : Tensor = aten::mm(%flat, %weight)
         "number added",
         "rank of an input",
         "cast",
+        "two casts",
+        "rank behind a cast",
         "cast to an unknown type",
         "cast without a view",
     ],
@@ -2117,6 +2128,25 @@ def test_normalize_ops_tanh_gelu(code: str) -> None:
         assert not {"aten::tanh", "aten::pow", "aten::mul"} & set(kinds(graph))
         run = torch._C._create_function_from_graph("f", graph)
         torch.testing.assert_close(run(module._c, x), expected)
+
+
+@pytest.mark.parametrize("code", TANH_GELUS.values(), ids=TANH_GELUS)
+def test_tanh_gelu_under_autocast(code: str) -> None:
+    """Where each operand is a cast to float32."""
+    x = 5 * torch.randn(6, 3)
+    m = torch.nn.Sequential(Spelled(code), torch.nn.Flatten(0), torch.nn.LazyLinear(3))
+    m(x)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        expected = m(x)
+        module = torch.jit.freeze(torch.jit.trace(m.eval(), x, check_trace=False))
+        graph = module.graph.copy()
+        _C.run_pass("normalize_ops", graph)
+        torch._C._jit_pass_lint(graph)
+        assert "aten::gelu" in kinds(graph)
+        assert not {"aten::tanh", "aten::pow", "aten::mul"} & set(kinds(graph))
+        run = torch._C._create_function_from_graph("f", graph)
+        actual = run(module._c, x)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
 NO_TANH_GELUS = {

@@ -56,7 +56,8 @@ bool keepsSizes(const Node* node) {
     case aten::roll:
       return true;
     default:
-      return isIdentity(node);
+      return isIdentity(node) || node->kind() == reducedPrecisionKind() ||
+             node->kind() == fullPrecisionKind();
   }
 }
 

@@ -13,6 +13,7 @@
 //      aten::Int(aten::floor_divide(prim::NumToTensor(%n), 2))  ->  aten::floordiv(%n, 2)
 // 7. GELU's tanh form, however it is spelled, of what a product with constant floats computes:
 //      0.5 * %x * (1 + tanh(0.79788 * (%x + 0.044715 * pow(%x, 3))))  ->  aten::gelu(%x, "tanh")
+//    Also of a cast to float32 by TorchScript's autocast, which casts each operand then.
 // 8. torch.einsum of two tensors that is a product of matrices is llga::einsum (ir.h) of operands
 //    whose last two dimensions are the matrices':
 //      einsum("bihd, bjhd -> bhij", [%q, %k])
@@ -36,7 +37,7 @@
 #include <limits>
 #include <string>
 
-#include "jit/onednn/ir.h"
+#include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -491,8 +492,9 @@ class TanhGelu {
       if (!isNear(inner, {0, kScale, 0, kScale * kCubic}) || !holdsFloats(x, kDepth)) {
         continue;
       }
-      auto* sum = onlyReader(tanh->output());
-      if (sum == nullptr || !isNear(polynomial(sum->output(), tanh->output(), 1), {1, 1, 0, 0})) {
+      const Value* gate = tanh->output();
+      auto* sum = onlyReader(gate, x);
+      if (sum == nullptr || !isNear(polynomial(sum->output(), gate, 1), {1, 1, 0, 0})) {
         continue;
       }
       auto* product = productFrom(sum, x);
@@ -557,12 +559,24 @@ class TanhGelu {
     if (depth > 0 && isArithmetic(value->node())) {
       leaves(value->node()->input(0), depth - 1, found);
       leaves(value->node()->input(1), depth - 1, found);
+    } else if (widens(value->node())) {
+      leaves(value->node()->input(0), depth, found);
     }
+  }
+
+  // What autocast casts to float32 to make `value`, where `x` is the result of such a cast: with it
+  // all that is computed of it has float32.
+  static const Value* beforeCasts(const Value* value, const Value* x) {
+    while (widens(x->node()) && widens(value->node())) {
+      value = value->node()->input(0);
+    }
+    return value;
   }
 
   // `value` in terms of `x`.
   static std::optional<Polynomial> polynomial(const Value* value, const Value* x, int depth) {
-    if (value == x) {
+    value = beforeCasts(value, x);
+    if (value == beforeCasts(x, x)) {
       return Polynomial{0, 1, 0, 0};
     }
     if (const auto known = number(value)) {
@@ -615,16 +629,27 @@ class TanhGelu {
     return result;
   }
 
-  static Node* onlyReader(const Value* value) {
-    return value->uses().size() == 1 ? value->uses()[0].user : nullptr;
+  // The node that alone reads `value`, which becomes what it reads of it: a cast of it, maybe,
+  // where beforeCasts() looks through those.
+  static Node* onlyReader(const Value*& value, const Value* x) {
+    for (;;) {
+      if (value->uses().size() != 1) {
+        return nullptr;
+      }
+      auto* reader = value->uses()[0].user;
+      if (!widens(x->node()) || !widens(reader)) {
+        return reader;
+      }
+      value = reader->output();
+    }
   }
 
   // Where `sum` has been multiplied with x / 2, in whatever order; nullptr if it is not.
   static Node* productFrom(Node* sum, const Value* x) {
     std::optional<Polynomial> factor = Polynomial{1, 0, 0, 0};
-    auto* last = sum->output();
+    const Value* last = sum->output();
     for (int i = 0; i < 2; ++i) {
-      auto* node = onlyReader(last);
+      auto* node = onlyReader(last, x);
       if (node == nullptr || node->kind() != aten::mul) {
         return nullptr;
       }
@@ -653,6 +678,9 @@ class TanhGelu {
     }
     if (depth == 0 || node->inputs().empty()) {
       return false;
+    }
+    if (widens(node)) {
+      return holdsFloats(node->input(0), depth);
     }
     if (node->kind() == aten::add) {
       return holdsFloats(node->input(0), depth - 1) || holdsFloats(node->input(1), depth - 1);

@@ -7,7 +7,7 @@
 // ->
 //   %4 : Tensor = aten::linear(%x, %transposed, %bias)
 //
-// A cast of %2, as autocast puts it there, becomes one of %x.
+// Casts of %2, as autocast puts them there, become such of %x.
 //
 // The executor may have made aten::mm and aten::add of the aten::addmm before. Only for constant
 // parameters, and where %x has as many dimensions as the second view gives, which what computes it
@@ -100,8 +100,8 @@ std::optional<Product> productOf(const Value* value) {
 struct Layer {
   Node* last;
   Value* data;
-  Node* cast;         // of a view of the data, or null
-  at::Tensor weight;  // inputs x outputs
+  std::vector<Node*> casts;  // of a view of the data, the last one first
+  at::Tensor weight;         // inputs x outputs
   Value* bias;
 };
 
@@ -115,7 +115,7 @@ class Finder {
     if (!product) {
       return std::nullopt;
     }
-    Layer layer{last, nullptr, nullptr, {}, product->bias};
+    Layer layer{last, nullptr, {}, {}, product->bias};
     at::Tensor bias;
     const bool constants =
         constantTensor(product->bias, bias) && constantTensor(product->weight, layer.weight);
@@ -125,8 +125,8 @@ class Finder {
       return std::nullopt;
     }
     auto* first = const_cast<Node*>(product->data->node());
-    if (castsTo(first) || first->kind() == reducedPrecisionKind()) {
-      layer.cast = first;
+    while (castsTo(first) || first->kind() == reducedPrecisionKind()) {
+      layer.casts.push_back(first);
       first = first->input(0)->node();
     }
     const auto rows = sizesOfView(first);
@@ -165,10 +165,10 @@ void replace(const Layer& layer) {
   auto* graph = layer.last->owningGraph();
   auto* weight = graph->insertConstant(layer.weight.t());
   auto* data = layer.data;
-  if (layer.cast != nullptr) {
-    auto* cast = graph->insertNode(graph->createClone(layer.cast, [](Value* v) { return v; }));
+  for (auto it = layer.casts.rbegin(); it != layer.casts.rend(); ++it) {
+    auto* cast = graph->insertNode(graph->createClone(*it, [](Value* v) { return v; }));
     cast->replaceInput(0, data);
-    const auto type = layer.cast->output()->type()->cast<c10::TensorType>();
+    const auto type = (*it)->output()->type()->cast<c10::TensorType>();
     cast->output()->setType(
         c10::TensorType::get()->withScalarType(type ? type->scalarType() : std::nullopt));
     data = cast->output();
