@@ -1185,7 +1185,8 @@ TILED_LINEAR = {
     # What stays with oneDNN.
     "odd inputs": Tiled((40, 63), 96, own=False),
     "few rows by a large weight": Tiled((15, 768), 768, own=False),
-    "many products": Tiled((1100, 704), 704, own=False),
+    "many products": Tiled((1100, 1024), 1024, threads=1, own=False),
+    "many products, threads": Tiled((1100, 1024), 1024),
     "other activation": Tiled((40, 64), 96, "F.elu(self.l(x))", own=False),
 }
 

@@ -208,23 +208,6 @@ void addSteps(const Operands& o, int64_t steps, int64_t bytes, const Fetched& fe
   }
 }
 
-// The sums begin with these numbers; bytes from row to row.
-[[gnu::always_inline]] inline void startWith(const void* numbers, int64_t stride,
-                                             const Shape& shape) {
-  const auto* first = static_cast<const char*>(numbers);
-  const auto* below = first + kRows * stride;
-  _tile_loadd(0, first, stride);
-  if (shape.outputs > kOutputs) {
-    _tile_loadd(1, first + kRowBytes, stride);
-  }
-  if (shape.rows > kRows) {
-    _tile_loadd(2, below, stride);
-    if (shape.outputs > kOutputs) {
-      _tile_loadd(3, below + kRowBytes, stride);
-    }
-  }
-}
-
 [[gnu::always_inline]] inline void startWithZero(const Shape& shape) {
   _tile_zero(0);
   if (shape.outputs > kOutputs) {

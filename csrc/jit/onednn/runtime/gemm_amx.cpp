@@ -131,10 +131,9 @@ bool isPlain(const ProblemOf<Bfloat16, float>& problem) {
          problem.rectifier == Rectifier::none;
 }
 
-// Sums of a block are kept while others are added to, since what meets all rows of a few blocks, a
-// panel's weights of so many steps, stays in the first level of cache.
-constexpr int64_t kBlocks = 8;
-constexpr int64_t kSteps = 8;
+// Rows that meet a panel's weights one block after the other stay in the second level of cache
+// until they meet the next panel's.
+constexpr int64_t kSource = 3 << 18;  // bytes
 
 template <typename R>
 class Multiplication {
@@ -144,9 +143,9 @@ class Multiplication {
         end_(task.first_output + task.outputs),
         steps_(amx::stepsOf(p_.inputs * int64_t{sizeof(Bfloat16)})),
         finish_(finish),
-        rows_at_once_(amx::rowsBetween(steps_.count < kSteps ? steps_.count : kSteps)) {}
+        rows_at_once_(amx::rowsBetween(steps_.count)) {}
 
-  // Up to kBlocks blocks of rows by a panel of outputs.
+  // Rows by a panel of outputs.
   void run(int64_t row, int64_t rows, int64_t o) {
     const auto* weight = p_.weight + o / kPanel * p_.weight_stride;
     const auto left = end_ - o;
@@ -169,38 +168,27 @@ class Multiplication {
       const auto each = blocks * steps_.count;
       fetched.lines = (lines + each - 1) / each;
     }
-    for (int64_t step = 0; step < steps_.count; step += kSteps) {
-      const auto count = steps_.count - step < kSteps ? steps_.count - step : kSteps;
-      const bool last = step + count == steps_.count;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const auto first = row + b * amx::kMostRows;
-        shape.rows = row + rows - first < amx::kMostRows ? row + rows - first : amx::kMostRows;
-        configuration_.load(shape);
-        if (step == 0) {
-          amx::startWithZero(shape);
-        } else {
-          amx::startWith(sums_[b], kRowSums, shape);
-        }
-        const auto* source = p_.source + first * p_.source_stride;
-        operands.source = reinterpret_cast<const char*>(source) + step * steps_.bytes;
-        operands.weight = reinterpret_cast<const char*>(weight) +
-                          step * steps_.bytes / amx::kUnit * operands.weight_stride;
-        amx::accumulate<Products>(operands, count, shape, fetched, between);
-        fetched.from += fetched.lines * count * amx::kRowBytes;
-        if (last && steps_.rest != 0) {
-          operands.source = source;
-          amx::accumulateRest<Products>(operands, steps_, shape, rest_);
-        }
-        if (last && isPlain(p_)) {
-          amx::store(p_.result + first * p_.outputs + o, p_.outputs * int64_t{sizeof(R)}, shape);
-          continue;
-        }
-        finish();
-        amx::store(sums_[b], kRowSums, shape);
-        if (last) {
-          open_ = {amx::OpenRows(shape.rows), first, o, shape.outputs, sums_[b]};
-        }
+    for (int64_t b = 0; b < blocks; ++b) {
+      const auto first = row + b * amx::kMostRows;
+      shape.rows = row + rows - first < amx::kMostRows ? row + rows - first : amx::kMostRows;
+      configuration_.load(shape);
+      amx::startWithZero(shape);
+      const auto* source = p_.source + first * p_.source_stride;
+      operands.source = source;
+      operands.weight = weight;
+      amx::accumulate<Products>(operands, steps_.count, shape, fetched, between);
+      fetched.from += fetched.lines * steps_.count * amx::kRowBytes;
+      if (steps_.rest != 0) {
+        operands.source = source;
+        amx::accumulateRest<Products>(operands, steps_, shape, rest_);
       }
+      if (isPlain(p_)) {
+        amx::store(p_.result + first * p_.outputs + o, p_.outputs * int64_t{sizeof(R)}, shape);
+        continue;
+      }
+      finish();
+      amx::store(sums_, kRowSums, shape);
+      open_ = {amx::OpenRows(shape.rows), first, o, shape.outputs};
     }
   }
 
@@ -219,13 +207,12 @@ class Multiplication {
     int64_t row;
     int64_t output;
     int64_t outputs;
-    const float* sums;
   };
 
   void finishSome() {
     const auto some = open_.rows.take(rows_at_once_);
     finish_(p_, open_.row + some.first, {some.count, open_.outputs, 0}, open_.output,
-            open_.sums + some.first * kPanel);
+            sums_ + some.first * kPanel);
   }
 
   static constexpr int64_t kRowSums = kPanel * sizeof(float);  // bytes
@@ -238,15 +225,17 @@ class Multiplication {
   Open open_{};
   amx::Configuration configuration_;
   amx::Rest rest_;
-  alignas(amx::kRowBytes) float sums_[kBlocks][amx::kMostRows * kPanel];
+  alignas(amx::kRowBytes) float sums_[amx::kMostRows * kPanel];
 };
 
 template <typename R>
 void runByTiles(const ProblemOf<Bfloat16, R>& p, const Task& task, Finish<R> finish) {
   Multiplication<R> multiplication(p, task, finish);
-  constexpr int64_t kMost = kBlocks * amx::kMostRows;
-  for (int64_t row = 0; row < task.rows; row += kMost) {
-    const auto rows = task.rows - row < kMost ? task.rows - row : kMost;
+  const auto blocks = (task.rows + amx::kMostRows - 1) / amx::kMostRows;
+  const auto parts = task.rows * p.source_stride * int64_t{sizeof(Bfloat16)} / kSource + 1;
+  const auto most = (blocks + parts - 1) / parts * amx::kMostRows;
+  for (int64_t row = 0; row < task.rows; row += most) {
+    const auto rows = task.rows - row < most ? task.rows - row : most;
     for (int64_t o = 0; o < task.outputs; o += kPanel) {
       multiplication.run(task.first_row + row, rows, task.first_output + o);
     }

@@ -132,10 +132,12 @@ bool NarrowLinear::isRow() const { return rows == 1 && inputs * outputs > kSmall
 bool NarrowLinear::isSupported() const { return isRow() || (hasKernels() && inputs % 2 == 0); }
 
 bool NarrowLinear::pays() const {
-  constexpr int64_t kFewRows = 16;             // that meet weights which are in no cache
-  constexpr int64_t kMost = int64_t{1} << 29;  // products: of more, oneDNN's kernel is as fast
-  return isRow() || (rows * inputs * outputs <= kMost &&
-                     (rows >= kFewRows || inputs * outputs <= kSmallWeight));
+  constexpr int64_t kFewRows = 16;  // that meet weights which are in no cache
+  // Products: of more, oneDNN's kernel is as fast in one thread. Several of its threads wait for
+  // each other; ours take each other's shares.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const bool few = rows * inputs * outputs <= kMost || at::get_num_threads() > 1;
+  return isRow() || (few && (rows >= kFewRows || inputs * outputs <= kSmallWeight));
 }
 
 std::vector<int64_t> NarrowLinear::weightSizes() const {

@@ -726,6 +726,10 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
   kernel.inputs = weight[found.outputs_last ? 0 : 1];
   kernel.outputs = weight[found.outputs_last ? 1 : 0];
   kernel.rows = c10::multiply_integers(*found.data.sizes) / kernel.inputs;
+  constexpr int64_t kMostOfImages = int64_t{1} << 29;  // products; else see tiledConvolution()
+  if (image && kernel.rows * kernel.inputs * kernel.outputs > kMostOfImages) {
+    return std::nullopt;
+  }
   auto isBias = [&](const Operand& operand) {
     const bool fits = operand.sizes && c10::multiply_integers(*operand.sizes) == kernel.outputs &&
                       (operand.sizes->size() == 1 || operand.sizes->back() == kernel.outputs);
