@@ -19,7 +19,7 @@ from torch.testing import FileCheck
 
 import llga_fuser
 from llga_fuser import _C
-from util import check, has_own_attention, net, walk
+from util import check, has_matrix_units, has_own_attention, net, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -30,6 +30,8 @@ PASSES = [
     "normalize_ops",
     "restore_linear",
     "fold_batch_norm",
+    "fold_scale",
+    "sink_permute",
     "widen_bfloat16",
     "widen_quantized",
     "drop_casts",
@@ -1056,6 +1058,7 @@ def test_drop_casts_keeps_sums(rest: str, results: str) -> None:
     assert add.output().type().scalarType() == "Float", graph
 
 
+NARROWED = ("gelu", "silu", "exp", "layer_norm")
 GELU = '%g : str = prim::Constant[value="none"](); '
 
 
@@ -1069,12 +1072,15 @@ GELU = '%g : str = prim::Constant[value="none"](); '
         (GELU + "%t = aten::gelu(%full_b, %g); %r = aten::exp(%t)", "%result", False),
         (GELU + "%r = aten::gelu(%full_x, %g)", "%result", False),  # of any data type
         ("%r = aten::exp(%full_b)", "%result", False),
+        ("%r = aten::layer_norm(%full_b, %ones, %w, %w, %eps, %no)", "%result", True),
+        ("%r = aten::layer_norm(%full_b, %ones, %w, %w, %eps, %no)", "%result, %r", False),
+        ("%r = aten::layer_norm(%full_x, %ones, %w, %w, %eps, %no)", "%result", False),
     ],
 )
 def test_drop_casts_of_activations(rest: str, results: str, dropped: bool) -> None:
     """An activation of bf16 that is rounded to bf16 later is computed in bf16."""
     graph = after("drop_casts", with_sum(rest, results))
-    activation = next(graph.findNode(f"aten::{n}") for n in ("gelu", "silu", "exp") if n in rest)
+    activation = next(graph.findNode(f"aten::{n}") for n in NARROWED if n in rest)
     kind = next(activation.inputs()).node().kind()
     assert kind == ("aten::mm" if dropped else TO_FULL), graph
     if dropped:
@@ -1974,6 +1980,158 @@ def test_fold_batch_norm(old: str, new: str, folded: bool) -> None:
         want = torch._C._create_function_from_graph("plain", plain)(x)
         got = torch._C._create_function_from_graph("f", graph)(x)
         torch.testing.assert_close(got, want)
+
+
+SCALE = """
+graph(%x : Tensor, %i : Tensor):
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %float : int = prim::Constant[value=6]()
+  %dims : int[] = prim::Constant[value=[2, 0, 1]]()
+  %ones : int[] = prim::Constant[value=[1]]()
+  %zeros : int[] = prim::Constant[value=[0]]()
+  %w : Float(5, 3, strides=[3, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %v : Float(5, 4, 1, strides=[4, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %b : Float(5, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %f : Float(5, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %g : Float(5, 1, strides=[1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %h : Float(5, 1, 1, strides=[1, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %r : Float(4, 5, strides=[5, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %l : Tensor = aten::linear(%x, %w, %b)
+  %y : Tensor = aten::mul(%l, %f)
+  return (%y)
+"""
+ROWS_LINEAR = "%l : Tensor = aten::linear(%x, %w, %b)"
+ROWS_CONV = "%l : Tensor = aten::conv1d(%x, %v, %b, %ones, %zeros, %ones, %1)"
+ROWS_PERMUTED = ROWS_LINEAR.replace("%l", "%m") + "\n  %l : Tensor = aten::permute(%m, %dims)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "folded"),
+    [
+        ([], True),
+        ([("(%l, %f)", "(%f, %l)")], True),
+        ([("(%x, %w, %b)", "(%x, %w, %none)")], True),
+        ([(ROWS_LINEAR, ROWS_PERMUTED), ("(%l, %f)", "(%l, %h)")], True),
+        ([(ROWS_LINEAR, ROWS_CONV), ("(%l, %f)", "(%l, %g)")], True),
+        ([("aten::mul(%l, %f)", "aten::div(%l, %f)")], False),
+        ([("(%l, %f)", "(%l, %l)")], False),
+        ([("(%l, %f)", "(%l, %i)")], False),
+        ([("(%l, %f)", "(%l, %g)")], False),  # makes two dimensions of one
+        ([("(%l, %f)", "(%l, %r)")], False),
+        ([(ROWS_LINEAR, ROWS_PERMUTED)], False),
+        ([(ROWS_LINEAR, ROWS_CONV)], False),
+        (
+            [(ROWS_LINEAR, ROWS_CONV), ("(%l, %f)", "(%l, %h)")],
+            False,
+        ),  # more than an image without batch has
+        ([("(%x, %w, %b)", "(%x, %i, %b)")], False),
+        ([("(%x, %w, %b)", "(%x, %w, %i)")], False),
+        ([("(%y)", "(%y, %l)")], False),
+        ([("return", "%z : Tensor = aten::linear(%x, %w, %b)\n  return")], False),
+        ([("return", "%z : Tensor = aten::relu_(%y)\n  return")], False),
+    ],
+    ids=[
+        "last dimension",
+        "factor first",
+        "no bias",
+        "permuted",
+        "convolution",
+        "quotient",
+        "square",
+        "other factor",
+        "more dimensions",
+        "factor of each row",
+        "other dimension",
+        "other dimension of an image",
+        "maybe more dimensions",
+        "other weight",
+        "other bias",
+        "product wanted",
+        "weight read twice",
+        "written to",
+    ],
+)
+def test_fold_scale(changes: list[tuple[str, str]], folded: bool) -> None:
+    """A constant factor of each output becomes part of the layer, where it is one for sure."""
+    torch.manual_seed(0)
+    text = SCALE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    graph = parsed(text)
+    for node in walk(graph):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
+            node.t_("value", torch.randn(node.t("value").shape))  # it was uninitialized
+    plain = graph.copy()
+    _C.run_pass("fold_scale", graph)
+    torch._C._jit_pass_lint(graph)
+    assert ("aten::mul" not in kinds(graph) and plain.findNode("aten::mul") is not None) == folded
+    if folded:
+        x = torch.randn(2, 4, 3)
+        want = torch._C._create_function_from_graph("plain", plain)(x, x)
+        got = torch._C._create_function_from_graph("f", graph)(x, x)
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("number", [0.0, math.inf, math.nan, 1e38])
+def test_fold_scale_keeps_what_rounds_to_other_numbers(number: float) -> None:
+    """An infinity times 0 is NaN, and parameters must not overflow."""
+    graph = parsed(SCALE)
+    for node in walk(graph):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
+            node.t_("value", torch.full(node.t("value").shape, 100.0))
+    factor = list(graph.findNode("aten::mul").inputs())[1].node()
+    factor.t_("value", torch.tensor([1, 1, number, 1, 1]))
+    _C.run_pass("fold_scale", graph)
+    assert "aten::mul" in kinds(graph)
+
+
+class Scaled(torch.nn.Module):
+    """Two blocks of ConvNeXt."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.ModuleList(torch.nn.Linear(16, 8) for _ in range(2))
+        self.scale = torch.nn.Parameter(torch.rand(8, 1, 1) + 0.5)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 3, 1, 2)
+        for second in self.second:
+            y = F.gelu(self.first(x.permute(0, 2, 3, 1)))
+            y = self.scale * second(y).permute(0, 3, 1, 2)
+            x = y.add_(x) if self.in_place else y + x
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.usefixtures("fuser")
+def test_scaled_layers_take_the_sum(in_place: bool, dtype: torch.dtype) -> None:
+    """Factor, permutation and casts do not part a linear layer and the sum behind it."""
+    m = Scaled(in_place).eval()
+    x = torch.randn(2, 5, 6, 8)
+    context = torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False)
+    with torch.no_grad(), context:
+        expected = m(x)
+        script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
+    with torch.no_grad():
+        for _ in range(3):
+            actual = script(x)
+        report = llga_fuser.report(script, x)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    assert actual.stride() == expected.stride()
+    names = [group.name for group in report.groups]
+    assert not any("mul" in name for name in names), report
+    # In bf16 a layer takes a float32 sum only with the kernel for matrix units.
+    joined = sum("linear" in name and "add" in name for name in names)
+    assert joined == 2 or (dtype == torch.bfloat16 and not has_matrix_units()), report
 
 
 QUANTIZED_PARTS = """

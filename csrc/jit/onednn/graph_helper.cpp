@@ -161,7 +161,10 @@ class BlockPartitioner {
     }
     // The proposal of the one node that reads what `from` gives, if it is nothing else.
     const auto readerOf = [&](const Proposal& from) -> Proposal* {
-      const auto& uses = from.nodes.back()->output()->uses();
+      auto uses = from.nodes.back()->output()->uses();
+      std::erase_if(uses, [](const torch::jit::Use& use) {  // of its data type
+        return isIdentity(use.user) && use.offset == 1;
+      });
       const auto reader = uses.size() == 1 ? of.find(uses.front().user) : of.end();
       const bool alone = reader != of.end() && reader->second->nodes.size() == 1;
       return alone ? reader->second : nullptr;

@@ -37,6 +37,10 @@ const std::vector<PassEntry>& passes() {
        "which look at linear layers"},
       {"fold_batch_norm", foldBatchNorm,
        "after restore_linear, whose layers may have one; before all that looks at linear layers"},
+      {"fold_scale", foldScale, "likewise; before sink_permute, which would stop at a factor"},
+      {"sink_permute", sinkPermute,
+       "after fold_scale; before drop_casts, as it moves casts, too, and before graph_fuser, which "
+       "has the sum in the layer's group then"},
       {"widen_bfloat16", widenBfloat16,
        "after restore_linear, as fold_constants and normalize_ops leave more types known; before "
        "drop_casts, which would round where this does without",

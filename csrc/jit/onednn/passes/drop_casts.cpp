@@ -13,9 +13,10 @@
 //    ->
 //      %7 : Tensor = aten::add(%3, %4, %one)
 //    Rounding may also come later, after ops that keep the data type. A sum whose fp32 the caller
-//    or an op that computes in fp32 would see stays as it is. Likewise with activations (GELU):
-//    all kernels compute those of reduced precision in fp32 and round once, so nothing changes but
-//    that the op before can be fused with it.
+//    or an op that computes in fp32 would see stays as it is. Likewise with activations (GELU) and
+//    layer norms: all kernels compute those of reduced precision in fp32 and round once, so nothing
+//    changes but that the op before can be fused with an activation, and that a norm reads half as
+//    much. In front of a norm a sum stays in fp32.
 // 2. A cast to the data type that its input has by construction is its input.
 //
 // "By construction" is whatever the inputs of the graph are; profiled types don't count. The data
@@ -71,8 +72,9 @@ class Rounding {
     }
     if (widens(reader)) {
       const auto& uses = reader->output()->uses();
-      return std::all_of(uses.begin(), uses.end(),
-                         [&](const Use& use) { return narrowed_.count(use.user) != 0; });
+      return std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
+        return narrowed_.count(use.user) != 0 && use.user->kind() != aten::layer_norm;
+      });
     }
     return isPassedOnBy(reader, dtype);
   }
@@ -97,7 +99,10 @@ class Rounding {
 };
 
 // How many of an op's inputs are operands that autocast widens.
-size_t operandCount(const Node* node) { return isBinary(node) ? 2 : isActivation(node) ? 1 : 0; }
+size_t operandCount(const Node* node) {
+  const bool one = isActivation(node) || node->kind() == aten::layer_norm;
+  return isBinary(node) ? 2 : one ? 1 : 0;
+}
 
 Nodes opsOnCasts(Block* block) {
   Nodes found;

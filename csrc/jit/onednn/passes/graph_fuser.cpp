@@ -38,10 +38,15 @@ bool isArrayOfRank4(const Value* value) {
 
 using Nodes = std::unordered_set<const Node*>;
 
+// Whether a node that is in no group stands between groups without moving a number.
+bool isBetween(const Node* node) {
+  return makesParts(node) || node->kind() == torch::jit::aten::permute;
+}
+
 // Whether `kept` computes it, or what it is a part of.
 bool isMadeBy(const Nodes& kept, const Value* value) {
   while (kept.count(value->node()) == 0) {
-    if (!makesParts(value->node())) {
+    if (!isBetween(value->node())) {
       return false;
     }
     value = value->node()->input(0);
@@ -57,7 +62,7 @@ bool isReadBy(const Nodes& kept, const Value* value) {
       return true;
     }
     const auto outputs = user->outputs();
-    return (makesParts(user) || user->kind() == prim::ListConstruct) &&
+    return (isBetween(user) || user->kind() == prim::ListConstruct) &&
            std::any_of(outputs.begin(), outputs.end(),
                        [&](const Value* output) { return isReadBy(kept, output); });
   });

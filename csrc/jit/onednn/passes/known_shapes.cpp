@@ -131,6 +131,11 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
     case aten::transpose:
     case aten::pad:
     case aten::scaled_dot_product_attention:
+    case aten::_convolution:
+    case aten::convolution:
+    case aten::conv1d:
+    case aten::conv2d:
+    case aten::conv3d:
       return rank(node->input(0));
     case prim::ListUnpack: {
       const auto* split = node->input(0)->node();

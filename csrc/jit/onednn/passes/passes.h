@@ -20,6 +20,8 @@ void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
 void restoreLinear(const GraphPtr& graph);
 void foldBatchNorm(const GraphPtr& graph);
+void foldScale(const GraphPtr& graph);
+void sinkPermute(const GraphPtr& graph);
 void widenBfloat16(const GraphPtr& graph);
 void widenQuantized(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
