@@ -716,10 +716,88 @@ def test_rms_norm(case: str, mode: str) -> None:
     m = net(c.code.replace("self.w", "self.n.weight"), n=n).eval()
     x = torch.randn(c.size)
     check(m, [x], **MODES[mode], fallbacks=mode in ("bf16", "autocast") or not c.own)
-    if mode == "traced":
-        with torch.no_grad():
-            found = "llga_rms_norm" in kernels_of(to_script(m, [x]), x)
-        assert found == (c.own and has_own_kernels())
+    if mode == "bf16" and case == "llama" and fuses(torch.bfloat16):
+        m, x = m.bfloat16(), x.bfloat16()
+    elif mode != "traced":
+        return
+    with torch.no_grad():
+        found = "llga_rms_norm" in kernels_of(to_script(m, [x]), x)
+    assert found == (c.own and has_own_kernels())
+
+
+class Embedded(NamedTuple):
+    """A rotary position embedding of x, maybe of a view of it."""
+
+    code: str = "y * cos + turned(y) * sin"
+    size: tuple[int, ...] = (2, 3, 9, 32)  # of the view
+    angles: tuple[int, ...] = (9, 32)
+    view: str = "x"
+    own: bool = True
+
+
+HEADS = "x.transpose(1, 2)"
+ROTARY = {
+    "plain": Embedded(),
+    "heads": Embedded(view=HEADS),
+    "other order": Embedded("sin * turned(y) + cos * y", view=HEADS),
+    "angles of each batch": Embedded(angles=(2, 1, 9, 32), view=HEADS),
+    "angles of all heads": Embedded(angles=(2, 3, 9, 32)),
+    "many rows": Embedded(size=(2, 8, 130, 64), angles=(1, 1, 130, 64), view=HEADS),
+    "uneven": Embedded(size=(1, 2, 5, 46), angles=(5, 46)),
+    "few": Embedded(size=(2, 7, 6), angles=(7, 6)),
+    "part": Embedded(size=(1, 2, 5, 20), angles=(5, 20), view="torch.cat([x, x], -1)[..., 7:27]"),
+    "negated end": Embedded("y * cos + turned(y, -16) * sin"),
+    "rounded": Embedded("(y * cos + turned(y) * sin).to(torch.bfloat16)"),
+    "other parts": Embedded("y * cos + turned(y, 10) * sin", own=False),
+    "of another": Embedded("y.abs() * cos + turned(y) * sin", own=False),
+    "turned back": Embedded("y * cos - turned(y) * sin", own=False),
+    "not negated": Embedded("y * cos + torch.cat([y[..., 16:], y[..., :16]], -1) * sin", own=False),
+    "turned is read": Embedded("(t := turned(y)) * sin + y * cos, t", own=False),
+    "angles of columns": Embedded(angles=(2, 3, 9, 1), own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "narrow data"])
+@pytest.mark.parametrize("case", ROTARY)
+def test_rotary_embedding(case: str, mode: str) -> None:
+    """Rotations by halves, as models of transformers have them, are one pass over the data."""
+    c = ROTARY[case]
+
+    def turned(y: Tensor, half: int | None = None) -> Tensor:
+        half = y.shape[-1] // 2 if half is None else half
+        return torch.cat((-y[..., half:], y[..., :half]), dim=-1)
+
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
+        names = {"x": x, "cos": cos, "sin": sin, "turned": turned, "torch": torch}
+        return eval(c.code, names | {"y": eval(c.view, names)})
+
+    size = list(c.size)
+    if c.view == HEADS:
+        size[1], size[2] = size[2], size[1]
+    if "cat" in c.view:
+        size[-1] = 20
+    x, cos, sin = torch.randn(size), torch.randn(c.angles), torch.randn(c.angles)
+    if mode != "fp32" and not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    if mode != "fp32":
+        x = x.bfloat16()
+    if mode == "bf16":
+        cos, sin = cos.bfloat16(), sin.bfloat16()
+    inputs = [x, cos, sin]
+    tolerance = TOLERANCES[torch.bfloat16] if mode != "fp32" or case == "rounded" else None
+    check(rotated, inputs, tol=tolerance, fallbacks=not c.own)
+    with torch.no_grad():
+        found = "llga_rotary" in kernels_of(to_script(rotated, inputs), *inputs)
+    assert found == (c.own and has_own_kernels())
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3e38])
+def test_rotary_embedding_of_special_values(value: float) -> None:
+    x = torch.randn(3, 8, 32)
+    x[1, 4, 9] = value
+    code = "x * y + torch.cat((-x[..., 16:], x[..., :16]), -1) * z"
+    check(net(code, "x, y, z"), [x, torch.randn(8, 32), torch.randn(8, 32)])
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])

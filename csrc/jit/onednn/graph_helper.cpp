@@ -16,6 +16,7 @@
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/own_norm.h"
+#include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/written_attention.h"
 
 namespace llga {
@@ -269,11 +270,14 @@ class BlockPartitioner {
     }
   }
 
-  // Proposes norms for our own kernels, and adds their nodes to `taken`.
+  // Proposes norms and rotations for our own kernels, and adds their nodes to `taken`.
   void findNorms(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
                  std::unordered_set<const Node*>& taken) {
     for (const auto* node : block_->nodes()) {
-      const auto members = ownNorm(node, facts_);
+      auto members = ownNorm(node, facts_);
+      if (members.empty()) {
+        members = ownRotary(node, facts_);
+      }
       const bool free = std::none_of(members.begin(), members.end(), [&](const Node* member) {
         return aliases.hasWriters(member) || integer_feeders.count(member) != 0 ||
                taken.count(member) != 0;

@@ -109,6 +109,8 @@ bool keepsFirst(const Node* node) {
   static const auto kKinds =
       atenKinds({// normalization; under autocast parameters may be wider
                  "batch_norm", "instance_norm", "group_norm", "layer_norm",
+                 // of one number
+                 "neg", "rsqrt",
                  // views and copies
                  "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim",
                  "contiguous", "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as",
@@ -128,7 +130,8 @@ bool keepsFirst(const Node* node) {
     case aten::sum:  // other than the operand's only if a data type is asked for
       return node->hasNamedInput("dtype") &&
              node->namedInput("dtype")->type()->isSubtypeOf(*c10::NoneType::get());
-    case aten::clamp:  // bounds that are tensors promote
+    case aten::pow:
+    case aten::clamp:  // exponents and bounds that are tensors promote
     case aten::clamp_min:
     case aten::clamp_max:
       return std::none_of(node->inputs().begin() + 1, node->inputs().end(), isTensor);

@@ -15,6 +15,7 @@
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
+#include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/partition_key.h"
 #include "jit/onednn/runtime/releasable_weights.h"
@@ -56,7 +57,8 @@ class PlanCompiler {
     const auto& subgraph = *draft_.request.subgraph;
     const auto& facts = *draft_.request.facts;
     if (findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
-        findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts)) {
+        findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts) ||
+        findRotary(subgraph, facts)) {
       return result;  // nothing of it is oneDNN's
     }
     lower();

@@ -254,6 +254,15 @@ int64_t fewestRows(int64_t columns) {
   return std::max<int64_t>(1, kForOne / columns);
 }
 
+template <typename T, typename R>
+void normalizeRows(void (*normalize)(const T*, int64_t, int64_t, float, const float*, R*),
+                   const T* from, int64_t rows, int64_t columns, float epsilon, const float* weight,
+                   R* to) {
+  at::parallel_for(0, rows, fewestRows(columns), [&](int64_t first, int64_t last) {
+    normalize(from + first * columns, last - first, columns, epsilon, weight, to + first * columns);
+  });
+}
+
 }  // namespace
 
 void layerNormRowsToBytes(const float* from, int64_t rows, int64_t columns, float epsilon,
@@ -266,10 +275,19 @@ void layerNormRowsToBytes(const float* from, int64_t rows, int64_t columns, floa
 
 void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
                  const float* weight, float* to) {
-  at::parallel_for(0, rows, fewestRows(columns), [&](int64_t first, int64_t last) {
-    vector_loops::kernels().normalizeEachRow(from + first * columns, last - first, columns, epsilon,
-                                             weight, to + first * columns);
-  });
+  normalizeRows(vector_loops::kernels().normalizeEachRow, from, rows, columns, epsilon, weight, to);
+}
+
+void rmsNormRows(const Bfloat16* from, int64_t rows, int64_t columns, float epsilon,
+                 const float* weight, Bfloat16* to) {
+  normalizeRows(vector_loops::kernels().normalizeEachNarrowRow, from, rows, columns, epsilon,
+                weight, to);
+}
+
+void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
+                 const float* weight, Bfloat16* to) {
+  normalizeRows(vector_loops::kernels().normalizeEachRowToNarrow, from, rows, columns, epsilon,
+                weight, to);
 }
 
 }  // namespace llga

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/bfloat16.h"
 
 namespace llga {
 
@@ -39,7 +40,7 @@ struct GroupNorm {
   void runAs(const T* from, const float* weight, const float* bias, T* to) const;
 };
 
-// Root-mean-square norms of rows of float32 numbers, one behind the other:
+// Root-mean-square norms of rows of numbers, one behind the other:
 //
 //   to[r][.] = from[r][.] / sqrt(mean of the squares of from[r][.] + epsilon) * weight[.]
 //
@@ -47,6 +48,10 @@ struct GroupNorm {
 // PyTorch does. Needs AVX2 and FMA.
 void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
                  const float* weight, float* to);
+void rmsNormRows(const Bfloat16* from, int64_t rows, int64_t columns, float epsilon,
+                 const float* weight, Bfloat16* to);
+void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
+                 const float* weight, Bfloat16* to);
 
 // Layer norms of rows of float32 numbers, one behind the other, in 8 bit: of the mean m and
 // variance v of from[r][.]

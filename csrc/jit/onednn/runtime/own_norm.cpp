@@ -86,7 +86,11 @@ Symbol rmsNormKind() {
   return kind;
 }
 
-bool isCast(const Node* node) { return node->kind() == aten::to; }
+bool isCast(const Node* node) {
+  return node->kind() == aten::to || node->kind() == reducedPrecisionKind();
+}
+
+bool isNarrow(const TensorFacts& tensor) { return tensor.dtype == at::kBFloat16; }
 
 // x of pow(x, 2) or x * x; null for others.
 const Value* squaredBy(const Node* node, const Facts& facts) {
@@ -186,6 +190,11 @@ std::optional<WrittenNorm> normAround(const Node* root, const Facts& facts) {
     found.weight = weight;
     found.result = next->output();
     found.nodes.push_back(next);
+    next = soleReader(found.result);
+    if (next != nullptr && isCast(next) && isNarrow(facts.tensor(next->output()))) {
+      found.result = next->output();
+      found.nodes.push_back(next);
+    }
   }
   return found;
 }
@@ -200,8 +209,11 @@ std::vector<const Node*> ownNorm(const Node* node, const Facts& facts) {
     return facts.tensor(value).dtype.value_or(type) == type;
   };
   const auto ofFloats = [&](const WrittenNorm& norm) {
-    const bool floats =
-        isOf(norm.data, at::kFloat) && (norm.weight == nullptr || isOf(norm.weight, at::kFloat));
+    const auto isKnown = [&](const Value* value) {
+      return isOf(value, at::kFloat) || isNarrow(facts.tensor(value));
+    };
+    const bool floats = isKnown(norm.data) && isKnown(norm.result) &&
+                        (norm.weight == nullptr || isKnown(norm.weight));
     return floats ? norm.nodes : std::vector<const Node*>{};
   };
   if (node->kind() == rmsNormKind()) {
@@ -291,12 +303,12 @@ std::optional<FoundRmsNorm> findRmsNorm(const Graph& subgraph, const Facts& fact
   const auto epsilon = given && given->isNone()  // of aten::rms_norm
                            ? c10::IValue(double{std::numeric_limits<float>::epsilon()})
                            : given.value_or(c10::IValue());
-  const bool floats = std::all_of(nodes.begin(), nodes.end(), [&](const Node* node) {
-    return facts.tensor(node->output()).dtype == at::kFloat;
-  });
-  if (data.dtype != at::kFloat || !floats || !epsilon.isScalar() || !data.sizes ||
-      data.sizes->empty() || facts.tensor(found->result).sizes != data.sizes) {
-    throw CompileError{"a root-mean-square norm that is not of float32 numbers"};
+  const auto result = facts.tensor(found->result);
+  const bool known = (data.dtype == at::kFloat || isNarrow(data)) &&
+                     (isNarrow(result) || (result.dtype == at::kFloat && !isNarrow(data)));
+  if (!known || !epsilon.isScalar() || !data.sizes || data.sizes->empty() ||
+      result.sizes != data.sizes) {
+    throw CompileError{"a root-mean-square norm of neither float32 nor bfloat16 numbers"};
   }
   if (found->weight != nullptr) {
     requireParameter(found->weight, facts);

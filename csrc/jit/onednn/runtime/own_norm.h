@@ -17,8 +17,8 @@ namespace llga {
 //
 // * a group norm or instance norm, and the activation that alone reads its numbers;
 // * a root-mean-square norm, or the aten::rsqrt of one that is written out:
-//     x * rsqrt(mean(pow(x, 2), -1) + eps) * weight        with casts to float32 and back, or
-//     without
+//     x * rsqrt(mean(pow(x, 2), -1) + eps) * weight        with casts to float32 and back, before
+//     or behind the weight, or without
 std::vector<const Node*> ownNorm(const Node* node, const Facts& facts);
 
 struct FoundGroupNorm {
@@ -36,7 +36,7 @@ std::optional<FoundGroupNorm> findGroupNorm(const Graph& subgraph, const Facts& 
 
 struct FoundRmsNorm {
   double epsilon;
-  const Value* data;    // of float32, as the result
+  const Value* data;    // of float32; or of bfloat16, as the result is then
   const Value* weight;  // of the last dimension, or null
   const Value* result;
 };

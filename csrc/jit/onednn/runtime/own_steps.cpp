@@ -19,6 +19,7 @@
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
+#include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
@@ -833,14 +834,55 @@ class OwnSteps {
     }
     draft_.addResult(step, strided(result->unique(), *facts.dtype, sizes, strides));
     const auto columns = sizes.back();
-    step.kernel = {[rows = c10::multiply_integers(sizes) / columns, columns,
-                    epsilon = static_cast<float>(found.epsilon)](auto from, auto to) {
-                     rmsNormRows(static_cast<const float*>(from[0]), rows, columns, epsilon,
-                                 from.size() > 1 ? static_cast<const float*>(from[1]) : nullptr,
-                                 static_cast<float*>(to[0]));
-                   },
-                   "rms_norm", "llga_rms_norm"};
+    const auto kernel = [&]<typename T, typename R>(T, R) -> Plan::Kernel {
+      return {[rows = c10::multiply_integers(sizes) / columns, columns,
+               epsilon = static_cast<float>(found.epsilon)](auto from, auto to) {
+                rmsNormRows(static_cast<const T*>(from[0]), rows, columns, epsilon,
+                            from.size() > 1 ? static_cast<const float*>(from[1]) : nullptr,
+                            static_cast<R*>(to[0]));
+              },
+              "rms_norm", "llga_rms_norm"};
+    };
+    const bool narrow = draft_.request.facts->tensor(found.data).dtype == at::kBFloat16;
+    step.kernel = narrow                          ? kernel(Bfloat16{}, Bfloat16{})
+                  : *facts.dtype == at::kBFloat16 ? kernel(float{}, Bfloat16{})
+                                                  : kernel(float{}, float{});
     draft_.plan->steps.push_back(std::move(step));
+  }
+
+  void rotary(const FoundRotary& found) {
+    Plan::Step step;
+    auto kernel = found.kernel;
+    kernel.strides = rowStrides(step, found.data, kernel.sizes);
+    kernel.cos_strides = rowStrides(step, found.cos, kernel.sizes);
+    kernel.sin_strides = rowStrides(step, found.sin, kernel.sizes);
+    const auto* result = behind(found.result);
+    const auto facts = draft_.request.facts->tensor(result);
+    kernel.result_strides.assign(facts.strides->begin(), facts.strides->end() - 1);
+    draft_.addResult(step, strided(result->unique(), *facts.dtype, *facts.sizes, *facts.strides));
+    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) {
+                     kernel.run(from[0], from[1], from[2], to[0]);
+                   },
+                   "rotary", "llga_rotary"};
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // Binds rows of numbers, and returns the strides of the dimensions before, as of a tensor that is
+  // expanded to `sizes` of those.
+  Shape rowStrides(Plan::Step& step, const Value* value, const Shape& sizes) {
+    auto data = located(value);
+    if (data.second.get_strides().back() != 1) {
+      data = copied(data, value);
+    }
+    step.inputs.push_back(data);
+    const auto own_sizes = data.second.get_dims();
+    const auto own_strides = data.second.get_strides();
+    Shape strides(sizes.size(), 0);
+    const auto missing = sizes.size() + 1 - own_sizes.size();
+    for (size_t i = 0; i + 1 < own_sizes.size(); ++i) {
+      strides[missing + i] = own_sizes[i] == 1 ? 0 : own_strides[i];
+    }
+    return strides;
   }
 
   // Numbers of float32, by channel.
@@ -1476,6 +1518,10 @@ bool addUnlowered(PlanDraft& draft) {
   }
   if (const auto found = findRmsNorm(*draft.request.subgraph, *draft.request.facts)) {
     OwnSteps(draft).rmsNorm(*found);
+    return true;
+  }
+  if (const auto found = findRotary(*draft.request.subgraph, *draft.request.facts)) {
+    OwnSteps(draft).rotary(*found);
     return true;
   }
   return false;

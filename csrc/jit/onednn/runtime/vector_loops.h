@@ -75,6 +75,20 @@ struct Kernels {
   // may be null, `to` may be `from`.
   void (*normalizeEachRow)(const float* from, int64_t rows, int64_t columns, float epsilon,
                            const float* weight, float* to);
+  void (*normalizeEachNarrowRow)(const Bfloat16* from, int64_t rows, int64_t columns, float epsilon,
+                                 const float* weight, Bfloat16* to);
+  void (*normalizeEachRowToNarrow)(const float* from, int64_t rows, int64_t columns, float epsilon,
+                                   const float* weight, Bfloat16* to);
+
+  // Two halves of a row, rotated by angles whose cosines and sines are there for each number:
+  //   to[c] = from[c] * cos[c] - from[half + c] * sin[c]
+  //   to[half + c] = from[half + c] * cos[half + c] + from[c] * sin[half + c]
+  // `to` overlaps nothing else.
+  void (*rotateRow)(const float* from, const float* cos, const float* sin, int64_t half, float* to);
+  void (*rotateNarrowRow)(const Bfloat16* from, const float* cos, const float* sin, int64_t half,
+                          float* to);
+  void (*rotateNarrowRowByNarrow)(const Bfloat16* from, const Bfloat16* cos, const Bfloat16* sin,
+                                  int64_t half, float* to);
 
   // In 8 bit, of the mean m and variance v of from[r][.]:
   //   to[r][.] = (from[r][.] - m) / sqrt(v + epsilon) * scale[.] + shift[.]

@@ -144,8 +144,9 @@ void sumSquaresOfEachRow(const T* from, int64_t rows, int64_t columns, float* to
   }
 }
 
-void normalizeEachRow(const float* from, int64_t rows, int64_t columns, float epsilon,
-                      const float* weight, float* to) {
+template <typename T, typename R>
+void normalizeEachRow(const T* from, int64_t rows, int64_t columns, float epsilon,
+                      const float* weight, R* to) {
   for (int64_t row = 0; row < rows; ++row) {
     const auto squares = sumOfRow(from, columns, [](Vector x) { return x * x; });
     const auto factor = 1 / __builtin_sqrtf(squares / static_cast<float>(columns) + epsilon);
@@ -161,6 +162,25 @@ void normalizeEachRow(const float* from, int64_t rows, int64_t columns, float ep
     }
     from += columns;
     to += columns;
+  }
+}
+
+template <typename T, typename C>
+void rotateRow(const T* from, const C* cos, const C* sin, int64_t half, float* to) {
+  int64_t c = 0;
+  for (; c + kWidth <= half; c += kWidth) {
+    const Vector a = loadVector(from + c);
+    const Vector b = loadVector(from + half + c);
+    storeVector(to + c, a * loadVector(cos + c) - b * loadVector(sin + c));
+    storeVector(to + half + c, b * loadVector(cos + half + c) + a * loadVector(sin + half + c));
+  }
+  if (c < half) {
+    const auto rest = half - c;
+    const Vector a = loadFirst(from + c, rest);
+    const Vector b = loadFirst(from + half + c, rest);
+    storeFirst(to + c, a * loadFirst(cos + c, rest) - b * loadFirst(sin + c, rest), rest);
+    storeFirst(to + half + c,
+               b * loadFirst(cos + half + c, rest) + a * loadFirst(sin + half + c, rest), rest);
   }
 }
 
@@ -447,7 +467,12 @@ constexpr Functions<T> kFunctions{
 constexpr Kernels kKernels{kFunctions<float>,
                            kFunctions<Bfloat16>,
                            narrowRows,
-                           normalizeEachRow,
+                           normalizeEachRow<float, float>,
+                           normalizeEachRow<Bfloat16, Bfloat16>,
+                           normalizeEachRow<float, Bfloat16>,
+                           rotateRow<float, float>,
+                           rotateRow<Bfloat16, float>,
+                           rotateRow<Bfloat16, Bfloat16>,
                            centreEachRow,
                            sumRows<uint8_t>,
                            affineRows<uint8_t, uint8_t>,
