@@ -1251,6 +1251,13 @@ TILED_LINEAR = {
     "relu": Tiled((40, 64), 96, "F.relu(self.l(x))"),
     "relu of a sum": Tiled((40, 64), 64, "F.relu(self.l(x) + x)"),
     "gelu": Tiled((50, 64), 1000, "F.gelu(self.l(x))"),
+    "gated": Tiled((50, 64), 64, "F.silu(self.l(x)) * x"),
+    "gated, uneven": Tiled((3, 37, 74), 74, "x * F.silu(self.l(x))"),
+    "gated by a sigmoid": Tiled((130, 96), 96, "self.l(x).sigmoid() * x"),
+    "product": Tiled((50, 64), 64, "self.l(x) * x"),
+    "gated over its factor": Tiled(
+        (70, 64), 64, "z = torch.tanh(x * 2)\nreturn F.silu(self.l(x)) * z"
+    ),
     "gelu, tanh": Tiled((50, 64), 300, "F.gelu(self.l(x), approximate='tanh')"),
     "silu": Tiled((50, 64), 83, "F.silu(self.l(x))"),
     "sigmoid": Tiled((50, 64), 83, "torch.sigmoid(self.l(x))"),

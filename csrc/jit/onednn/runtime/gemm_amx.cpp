@@ -33,12 +33,18 @@ struct Identity {
 
 // What follows the sums of a register of outputs that all are there.
 template <typename Function, Rectifier rectifier, typename R>
-LLGA_VECTOR_INLINE V finished(V sum, V bias, const R* addend) {
+LLGA_VECTOR_INLINE V finished(V sum, V bias, const R* addend, const R* factor) {
   sum = Simd::add(sum, bias);
   if (addend != nullptr) {
     sum = Simd::add(sum, load(addend));
   }
-  return Function::of(rectified(sum, rectifier));
+  const V result = Function::of(rectified(sum, rectifier));
+  return factor == nullptr ? result : result * load(factor);
+}
+
+template <typename R>
+LLGA_VECTOR_INLINE const R* further(const R* numbers, int64_t count) {
+  return numbers == nullptr ? nullptr : numbers + count;
 }
 
 LLGA_VECTOR_INLINE void storePair(float* to, V first, V second) {
@@ -57,13 +63,15 @@ void finishPanel(const ProblemOf<Bfloat16, R>& p, int64_t row, int64_t rows, int
   const auto first = p.bias == nullptr ? Simd::zero() : load(p.bias + o);
   const auto second = p.bias == nullptr ? Simd::zero() : load(p.bias + o + kWidth);
   const auto at = row * p.outputs + o;
-  const auto* addend = p.addend == nullptr ? nullptr : p.addend + at;
+  const auto* addend = further(p.addend, at);
+  const auto* factor = further(p.factor, at);
   auto* result = p.result + at;
   for (int64_t r = 0; r < rows; ++r, sums += kPanel, result += p.outputs) {
-    storePair(result, finished<Function, rectifier>(load(sums), first, addend),
-              finished<Function, rectifier>(load(sums + kWidth), second,
-                                            addend == nullptr ? nullptr : addend + kWidth));
-    addend = addend == nullptr ? nullptr : addend + p.outputs;
+    storePair(result, finished<Function, rectifier>(load(sums), first, addend, factor),
+              finished<Function, rectifier>(load(sums + kWidth), second, further(addend, kWidth),
+                                            further(factor, kWidth)));
+    addend = further(addend, p.outputs);
+    factor = further(factor, p.outputs);
   }
 }
 
@@ -96,6 +104,9 @@ void finishRows(const ProblemOf<Bfloat16, R>& p, int64_t row, const amx::Shape& 
         sum = Simd::add(sum, whole ? load(p.addend + at) : loadFirst(p.addend + at, left));
       }
       sum = Function::of(rectified(sum, p.rectifier));
+      if (p.factor != nullptr) {
+        sum = sum * (whole ? load(p.factor + at) : loadFirst(p.factor + at, left));
+      }
       if (whole) {
         store(p.result + at, sum);
       } else {

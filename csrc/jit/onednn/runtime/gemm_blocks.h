@@ -32,6 +32,9 @@ struct ProblemOf {
   // A row of the source may lie in pieces of the same size.
   int64_t pieces = 1;
   int64_t piece_stride = 0;  // from piece to piece
+  // What the activated sums are multiplied by; as the addend. Only of toNarrow() and toActivated()
+  // of `amx`, of a source in one piece.
+  const R* factor = nullptr;
 };
 
 using Problem = ProblemOf<float, float>;

@@ -156,9 +156,10 @@ template <typename R, typename Run>
 void NarrowLinear::runByPanels(const Data<R>& data, const Run& run) const {
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
   const auto panel = gemm::amx.panel;
-  const gemm::ProblemOf<Bfloat16, R> problem{rows,        inputs,      outputs,     rectifier,
-                                             data.source, inputs,      data.weight, inputs * panel,
-                                             data.bias,   data.addend, data.result};
+  gemm::ProblemOf<Bfloat16, R> problem{rows,        inputs,      outputs,     rectifier,
+                                       data.source, inputs,      data.weight, inputs * panel,
+                                       data.bias,   data.addend, data.result};
+  problem.factor = data.factor;
   const auto panels = weightSizes()[0];
   const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
   // What is divided is read by one thread, the other operand by all.

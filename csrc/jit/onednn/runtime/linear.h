@@ -85,6 +85,8 @@ struct NarrowLinear {
     const float* bias;       // or null
     const R* addend;         // like the result, or null; may be the result. A row has none
     R* result;               // overlaps nothing else
+    // Multiplies the result, behind the activation; as the addend, or null.
+    const R* factor = nullptr;
   };
 
   // Whether this processor has AMX.

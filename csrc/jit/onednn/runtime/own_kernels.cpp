@@ -764,7 +764,16 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
       found.result = ops[next++]->outputs()[0];
     }
   }
-  for (; !image && !found.addend && next < ops.size(); ++next) {
+  if (next < ops.size() && ops[next]->kind() == OpKind::Multiply && !found.addend) {
+    const auto& terms = ops[next]->inputs();
+    const auto& other = terms[terms[0].id == found.result.id ? 1 : 0];
+    if (isProductOf(*ops[next], found.result, other) && other.id != found.result.id &&
+        isNarrow(other) && !isConstant(other) && other.sizes == found.result.sizes) {
+      found.factor = other;
+      found.result = ops[next++]->outputs()[0];
+    }
+  }
+  for (; !image && !found.addend && !found.factor && next < ops.size(); ++next) {
     auto moved = movedStrides(*ops[next], found.result, found.moved);
     if (!moved) {
       break;
@@ -774,7 +783,8 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
   }
   // Not rounded before: eager's numbers are these, rounded.
   if (next < ops.size() && ops[next]->kind() == OpKind::TypeCast &&
-      ops[next]->inputs()[0].id == found.result.id && !kernel.activation && !found.addend) {
+      ops[next]->inputs()[0].id == found.result.id && !kernel.activation && !found.addend &&
+      !found.factor) {
     found.result = ops[next++]->outputs()[0];
     const auto* term = next < ops.size() ? addedTo(found.result, *ops[next]) : nullptr;
     if (term != nullptr && kernel.rectifier == Rectifier::none && found.moved.empty() &&
@@ -785,7 +795,7 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
   }
   const bool known = isNarrow(found.result) || found.result.dtype == at::kFloat;
   const bool is = next == ops.size() && known && kernel.isSupported() && kernel.pays() &&
-                  !(kernel.isRow() && found.addend);
+                  !(kernel.isRow() && (found.addend || found.factor));
   return is ? std::optional(found) : std::nullopt;
 }
 

@@ -149,12 +149,14 @@ struct FoundNarrowLinear {
   std::optional<Operand> addend;  // like the result
   Operand result;                 // of bfloat16 or float32
   Shape moved = {};               // as of FoundLinear
+  // Like the result, which it multiplies; then there is no addend.
+  std::optional<Operand> factor = {};
 };
 
 // A partition that is a linear layer or a pointwise convolution of bfloat16 data, with constant
-// parameters, and maybe an addition and an activation, where oneDNN is slower; nothing for others.
-// Or one whose sums become float32, to which maybe more is added.
-// Rows have to be contiguous, images channels last.
+// parameters, and maybe an addition and an activation, or an activation and a multiplication (a
+// gated unit), where oneDNN is slower; nothing for others. Or one whose sums become float32, to
+// which maybe more is added. Rows have to be contiguous, images channels last.
 std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph);
 
 struct FoundExpansion {

@@ -1054,7 +1054,8 @@ class OwnSteps {
     }
     const auto& result = found->result;
     const bool image = found->op->kind() == OpKind::Convolution;
-    const auto strides = rowStrides(image, found->data, found->addend, result, found->moved);
+    const auto& other = found->factor ? found->factor : found->addend;
+    const auto strides = rowStrides(image, found->data, other, result, found->moved);
     const auto weight = draft_.constantTensor(found->weight.id);
     const auto& kernel = found->kernel;
     if (!strides || (findReleasable(weight) && !kernel.isRow())) {
@@ -1073,15 +1074,17 @@ class OwnSteps {
     }
     const auto bias =
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
-    const auto addend = bindAddend(step, found->addend, result);
+    const auto bound = bindAddend(step, other, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
     step.kernel = {
-        [kernel, bias, addend, wide = result.dtype == at::kFloat](auto from, auto to) {
+        [kernel, bias, bound, multiplies = found->factor.has_value(),
+         wide = result.dtype == at::kFloat](auto from, auto to) {
           const auto run = [&]<typename R>(R* sums) {
+            const auto* numbers = bound != 0 ? static_cast<const R*>(from[bound]) : nullptr;
             kernel.run(NarrowLinear::Data<R>{
                 static_cast<const Bfloat16*>(from[0]), static_cast<const Bfloat16*>(from[1]),
                 bias != 0 ? static_cast<const float*>(from[bias]) : nullptr,
-                addend != 0 ? static_cast<const R*>(from[addend]) : nullptr, sums});
+                multiplies ? nullptr : numbers, sums, multiplies ? numbers : nullptr});
           };
           if (wide) {
             run(static_cast<float*>(to[0]));
