@@ -282,7 +282,7 @@ class PlanCompiler {
         if (draft_.request.division == Division::binaries_apart ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
             (folded && !foldsLike(value, other)) || isMisread(other, value, root_of.at(value.id)) ||
-            isLeftOut(op, other, value, producer->second) ||
+            isLeftOut(op, other, value, root_of.at(value.id)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&
              isCopiedToAdd(other, value))) {
           found.insert(value.id);
@@ -298,7 +298,8 @@ class PlanCompiler {
     for (const auto& op : draft_.lowered.ops) {
       const auto source = found.find(op.inputs()[0].id);
       const bool passes = op.inputs().size() == 1 && source != found.end() &&
-                          !isWindowed(op.kind()) && !isSoftmax(op.kind());
+                          !isWindowed(op.kind()) && !isSoftmax(op.kind()) &&
+                          op.kind() != OpKind::LayerNorm;
       const auto kind = passes ? source->second : op.kind();
       for (const auto& output : op.outputs()) {
         found.emplace(output.id, kind);
@@ -330,12 +331,11 @@ class PlanCompiler {
                                c10::multiply_integers(*operand.sizes) != 1);
   }
 
-  // Whether oneDNN 3.7 forgets to add the operand: behind a layer norm it takes a tensor of the
-  // same sizes for a sum, which its layer norms know nothing of.
+  // Whether oneDNN 3.7 forgets to add the operand: behind a layer norm, and a cast of it, it takes
+  // a tensor of the same sizes for a sum, which its layer norms know nothing of.
   static bool isLeftOut(const OpSpec& op, const Operand& operand, const Operand& value,
-                        OpKind producer) {
-    return op.kind() == OpKind::Add && producer == OpKind::LayerNorm &&
-           operand.sizes == value.sizes;
+                        OpKind root) {
+    return op.kind() == OpKind::Add && root == OpKind::LayerNorm && operand.sizes == value.sizes;
   }
 
   static bool isSoftmaxOfRows(const OpSpec& op) {
