@@ -700,6 +700,10 @@ RMS = {
     "root_is_read": Rms(
         "r = torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)\nreturn x * r, r", own=False
     ),
+    "double": Rms(
+        "h = x.double()\nreturn (h * torch.rsqrt(h.pow(2).mean(-1, True) + 1e-5)).to(x.dtype)",
+        own=False,
+    ),
     "other_dim": Rms("return x * torch.rsqrt(x.pow(2).mean(1, True) + 1e-5)", own=False),
     "cube": Rms("return x * torch.rsqrt(x.abs().pow(3).mean(-1, True) + 1e-5)", own=False),
     "other_data": Rms("return x.relu() * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)", own=False),

@@ -304,8 +304,12 @@ std::optional<FoundRmsNorm> findRmsNorm(const Graph& subgraph, const Facts& fact
                            ? c10::IValue(double{std::numeric_limits<float>::epsilon()})
                            : given.value_or(c10::IValue());
   const auto result = facts.tensor(found->result);
-  const bool known = (data.dtype == at::kFloat || isNarrow(data)) &&
-                     (isNarrow(result) || (result.dtype == at::kFloat && !isNarrow(data)));
+  // In between as well: float64 has more digits than the kernel.
+  const bool floats = std::all_of(nodes.begin(), nodes.end(), [&](const Node* node) {
+    const auto between = facts.tensor(node->output());
+    return between.dtype == at::kFloat || isNarrow(between);
+  });
+  const bool known = floats && (isNarrow(data) ? isNarrow(result) : data.dtype == at::kFloat);
   if (!known || !epsilon.isScalar() || !data.sizes || data.sizes->empty() ||
       result.sizes != data.sizes) {
     throw CompileError{"a root-mean-square norm of neither float32 nor bfloat16 numbers"};

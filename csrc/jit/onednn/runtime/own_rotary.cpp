@@ -154,7 +154,7 @@ class Matcher {
 };
 
 std::optional<Rotation> rotationOf(const Node* node, const Facts& facts) {
-  return node->kind() == aten::add ? Matcher(node, facts).match() : std::nullopt;
+  return Matcher(node, facts).match();
 }
 
 bool isNarrow(const TensorFacts& tensor) { return tensor.dtype == at::kBFloat16; }
