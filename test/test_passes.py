@@ -19,7 +19,7 @@ from torch.testing import FileCheck
 
 import llga_fuser
 from llga_fuser import _C
-from util import check, has_matrix_units, has_own_attention, net, walk
+from util import check, fused_graph, has_matrix_units, has_own_attention, net, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -35,6 +35,7 @@ PASSES = [
     "widen_bfloat16",
     "widen_quantized",
     "drop_casts",
+    "merge_branches",
     "prepare_quantized",
     "prepare_binary",
     "sink_windows",
@@ -1999,6 +2000,7 @@ graph(%x : Tensor, %i : Tensor):
   %f : Float(5, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
   %g : Float(5, 1, strides=[1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
   %h : Float(5, 1, 1, strides=[1, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %k : Float(1, 5, 1, strides=[5, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
   %r : Float(4, 5, strides=[5, 1], device=cpu) = prim::Constant[value=<Tensor>]()
   %l : Tensor = aten::linear(%x, %w, %b)
   %y : Tensor = aten::mul(%l, %f)
@@ -2006,6 +2008,9 @@ graph(%x : Tensor, %i : Tensor):
 """
 ROWS_LINEAR = "%l : Tensor = aten::linear(%x, %w, %b)"
 ROWS_CONV = "%l : Tensor = aten::conv1d(%x, %v, %b, %ones, %zeros, %ones, %1)"
+ROWS_TRACED = ROWS_CONV.replace("conv1d", "_convolution").replace(
+    "%1)", "%no, %zeros, %1, %no, %no, %no, %no)"
+)
 ROWS_PERMUTED = ROWS_LINEAR.replace("%l", "%m") + "\n  %l : Tensor = aten::permute(%m, %dims)"
 
 
@@ -2017,6 +2022,7 @@ ROWS_PERMUTED = ROWS_LINEAR.replace("%l", "%m") + "\n  %l : Tensor = aten::permu
         ([("(%x, %w, %b)", "(%x, %w, %none)")], True),
         ([(ROWS_LINEAR, ROWS_PERMUTED), ("(%l, %f)", "(%l, %h)")], True),
         ([(ROWS_LINEAR, ROWS_CONV), ("(%l, %f)", "(%l, %g)")], True),
+        ([(ROWS_LINEAR, ROWS_TRACED), ("(%l, %f)", "(%l, %k)")], True),
         ([("aten::mul(%l, %f)", "aten::div(%l, %f)")], False),
         ([("(%l, %f)", "(%l, %l)")], False),
         ([("(%l, %f)", "(%l, %i)")], False),
@@ -2028,6 +2034,7 @@ ROWS_PERMUTED = ROWS_LINEAR.replace("%l", "%m") + "\n  %l : Tensor = aten::permu
             [(ROWS_LINEAR, ROWS_CONV), ("(%l, %f)", "(%l, %h)")],
             False,
         ),  # more than an image without batch has
+        ([(ROWS_LINEAR, ROWS_CONV), ("(%l, %f)", "(%l, %k)")], False),
         ([("(%x, %w, %b)", "(%x, %i, %b)")], False),
         ([("(%x, %w, %b)", "(%x, %w, %i)")], False),
         ([("(%y)", "(%y, %l)")], False),
@@ -2040,6 +2047,7 @@ ROWS_PERMUTED = ROWS_LINEAR.replace("%l", "%m") + "\n  %l : Tensor = aten::permu
         "no bias",
         "permuted",
         "convolution",
+        "traced convolution",
         "quotient",
         "square",
         "other factor",
@@ -2047,6 +2055,7 @@ ROWS_PERMUTED = ROWS_LINEAR.replace("%l", "%m") + "\n  %l : Tensor = aten::permu
         "factor of each row",
         "other dimension",
         "other dimension of an image",
+        "other dimension of maybe more",
         "maybe more dimensions",
         "other weight",
         "other bias",
@@ -2132,6 +2141,253 @@ def test_scaled_layers_take_the_sum(in_place: bool, dtype: torch.dtype) -> None:
     # In bf16 a layer takes a float32 sum only with the kernel for matrix units.
     joined = sum("linear" in name and "add" in name for name in names)
     assert joined == 2 or (dtype == torch.bfloat16 and not has_matrix_units()), report
+
+
+BRANCHES = """
+graph(%x : Tensor, %i : Tensor):
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %2 : int = prim::Constant[value=2]()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %some : float = prim::Constant[value=0.125]()
+  %zeros : int[] = prim::Constant[value=[0]]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %twos : int[] = prim::Constant[value=[2, 2]]()
+  %w : Float(4, 4, 3, 3, strides=[36, 9, 3, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %d : Float(4, 2, 3, 3, strides=[18, 9, 3, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %v : Float(4, 4, 1, 1, strides=[4, 1, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %n : Float(2, 4, 1, 1, strides=[4, 1, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %b : Float(4, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %p : Float(4, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %h : Float(4, 1, 1, strides=[1, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %k : Float(1, 4, 1, 1, strides=[4, 1, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %c : Tensor = aten::conv2d(%x, %w, %b, %ones, %ones, %ones, %1)
+  %e : Tensor = aten::conv2d(%x, %v, %none, %ones, %zeros, %ones, %1)
+  %a : Tensor = aten::batch_norm(%x, %p, %b, %b, %p, %no, %some, %some, %no)
+  %s : Tensor = aten::add(%c, %e, %1)
+  %t : Tensor = aten::add(%s, %a, %1)
+  return (%t)
+"""
+STRIDED = [("%ones, %ones, %ones", "%twos, %ones, %ones"), ("%ones, %zeros", "%twos, %zeros")]
+WITHOUT_NORM = [("(%t)", "(%s)")]
+
+
+def returns(values: str) -> str:
+    return f"%both : (Tensor, Tensor) = prim::TupleConstruct({values})\n  return (%both)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ([], 1),
+        ([("aten::add(%s, %a, %1)", "aten::sub(%s, %a, %2)")], 1),
+        ([("aten::add(%c, %e, %1)", "aten::sub(%e, %c, %2)")], 1),
+        ([("(%s, %a, %1)", "(%s, %e, %2)")], 1),
+        ([("(%s, %a, %1)", "(%a, %s, %1)")], 1),
+        ([("aten::add(%s, %a, %1)", "aten::add(%s, %some, %2)")], 1),
+        ([("aten::add(%s, %a, %1)", "aten::mul(%s, %h)")], 1),
+        ([("aten::add(%s, %a, %1)", "aten::mul(%s, %some)")], 1),
+        ([("aten::add(%s, %a, %1)", "aten::mul(%c, %some)")], 1),
+        ([("(%s, %a, %1)", "(%a, %a, %1)"), ("return (%t)", returns("%t, %s"))], 1),
+        ([*STRIDED, *WITHOUT_NORM], 1),
+        ([("%ones, %ones, %ones", "%ones, %twos, %twos"), *WITHOUT_NORM], 1),
+        ([("%w, %b", "%d, %b"), ("%1)", "%2)"), ("(%c, %e, %2)", "(%c, %a, %1)")], 1),
+        ([("aten::add(%s, %a, %1)", "aten::mul(%s, %k)")], 1),  # of a batch for sure? It stays
+        ([*STRIDED], 1),  # the norm is of other sizes: it stays
+        ([*WITHOUT_NORM, ("%ones, %zeros", "%twos, %zeros")], 2),
+        ([*WITHOUT_NORM, ("%ones, %ones, %ones", "%ones, %zeros, %ones")], 2),
+        ([*WITHOUT_NORM, ("(%x, %v", "(%i, %v")], 2),
+        ([*WITHOUT_NORM, ("%v, %none", "%v, %i")], 2),
+        ([*WITHOUT_NORM, ("aten::add(%c, %e, %1)", "aten::div(%c, %e)")], 2),
+        ([*WITHOUT_NORM, ("return (%s)", returns("%s, %c"))], 2),
+        ([("return", "%z : Tensor = aten::relu_(%x)\n  return")], 2),
+        ([("return", "%z : Tensor = aten::relu_(%c)\n  return")], 2),
+        ([("%p, %b, %b, %p, %no", "%p, %b, %none, %none, %yes")], 1),  # the norm stays
+    ],
+    ids=[
+        "three branches",
+        "difference",
+        "difference of the larger",
+        "branch twice",
+        "norm first",
+        "number",
+        "factors",
+        "factor",
+        "factor of one branch",
+        "two sums",
+        "strides",
+        "dilated",
+        "groups",
+        "factors of more dimensions",
+        "norm of other sizes",
+        "other strides",
+        "other padding",
+        "other input",
+        "other bias",
+        "quotient",
+        "branch wanted",
+        "input written to",
+        "branch written to",
+        "training",
+    ],
+)
+def test_merge_branches(changes: list[tuple[str, str]], left: int) -> None:
+    """Branches that are added become one convolution, where they are linear for sure."""
+    text = BRANCHES
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    graph = parsed(text)
+    torch.manual_seed(0)
+    for node in walk(graph):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
+            node.t_("value", torch.rand(node.t("value").shape) + 0.5)  # it was uninitialized
+    torch._C._jit_pass_dce(graph)
+    plain = graph.copy()
+    _C.run_pass("merge_branches", graph)
+    torch._C._jit_pass_lint(graph)
+    assert [node.kind() for node in walk(graph)].count("aten::conv2d") == left
+    functions = [
+        torch._C._create_function_from_graph(name, g) for name, g in (("f", graph), ("p", plain))
+    ]
+    compared = 0
+    # The last one has no batch: a norm takes its rows for channels.
+    for sizes in ((2, 4, 4, 5), (2, 4, 3, 3), (2, 4, 1, 1), (4, 4, 5)):
+        x = torch.randn(sizes)
+        i = torch.rand(4) if "%v, %i" in text else x.roll(1, 0)
+        try:
+            want = functions[1](x.clone(), i)
+        except RuntimeError:  # branches of different sizes
+            with pytest.raises(RuntimeError):
+                functions[0](x.clone(), i)
+        else:
+            got = functions[0](x.clone(), i)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            compared += 1
+    assert compared
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan, 3e38])
+def test_merge_branches_keeps_what_is_not_finite(number: float) -> None:
+    """Parameters must not become infinite by being added."""
+    graph = parsed(BRANCHES)
+    for node in walk(graph):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
+            node.t_("value", torch.full(node.t("value").shape, number))
+    _C.run_pass("merge_branches", graph)
+    assert [node.kind() for node in walk(graph)].count("aten::conv2d") == 2
+
+
+class Branched(torch.nn.Module):
+    """Blocks of RepVGG, MobileOne (depthwise) and FastViT, as they are trained."""
+
+    def __init__(self, groups: int, in_place: bool) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(16, 16, 1)
+        self.large = torch.nn.Conv2d(16, 16, 3, padding=1, groups=groups, bias=False)
+        self.small = torch.nn.Conv2d(16, 16, 1, groups=groups)
+        for name in ("mean", "variance", "gamma", "beta", "delta"):
+            self.register_buffer(name, torch.rand(16) + 0.5)
+        self.scale = torch.nn.Parameter(torch.rand(16, 1, 1) + 0.5)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        for _ in range(2):
+            y = self.small(x)
+            norm = F.batch_norm(x, self.mean, self.variance, self.gamma, self.beta)
+            if self.in_place:
+                y += self.large(x)
+                y += norm
+                x = F.relu_(y)
+            else:
+                x = F.gelu(x + self.scale * (y + norm + 0 + self.large(x) - norm))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("in_place", "dtype"),
+    [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)],
+    ids=["pure", "in place", "autocast"],
+)
+@pytest.mark.parametrize("groups", [1, 16])
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "scripted"])
+def test_branches_become_a_convolution(
+    traced: bool, groups: int, in_place: bool, dtype: torch.dtype
+) -> None:
+    """One convolution a block is left, and no norm. A norm takes the rows of an image without a
+    batch for channels, which is no mistake where there are as many.
+    """
+    torch.manual_seed(0)
+    m = Branched(groups, in_place).eval()
+    x = torch.randn(2, 16, 16, 10)
+    context = torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False)
+    with torch.no_grad(), context:
+        scripted = torch.jit.trace(m, x, check_trace=False) if traced else torch.jit.script(m)
+        script, plain = torch.jit.freeze(scripted), torch.jit.freeze(scripted)
+    images = [x] if traced else [x, x[0]]  # traced, that one raises
+    with torch.no_grad():
+        llga_fuser.enable(False)
+        expected = [plain(image) for image in images]
+        llga_fuser.enable()
+        for _ in range(3):
+            actual = script(x)
+        report = llga_fuser.report(script, x)
+        found = fused_graph(script, x)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    torch.testing.assert_close(actual, expected[0], rtol=tolerance, atol=tolerance)
+    names = "+".join(group.name for group in report.groups)
+    assert names.count("conv2d") == 3, report
+    # In bf16 a norm would not be as exact.
+    assert ("batch_norm" in names) == (dtype != torch.float32), report
+    assert not found.outside["aten::batch_norm"] and not found.outside["llga::of_batch"], found
+    with torch.no_grad():
+        for image, want in list(zip(images, expected, strict=True))[1:]:
+            torch.testing.assert_close(script(image), want, rtol=tolerance, atol=tolerance)
+
+
+class Shifted(torch.nn.Module):
+    """Sums that autocast computes in float32, and one in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = torch.nn.ModuleList(
+            torch.nn.Conv2d(8, 8, size, padding=size // 2) for size in (3, 1) * 3
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        a, b, c, d, e, f = [branch(x) for branch in self.branches]
+        shifted = a + 1000.0
+        shifted += b
+        return [shifted, c + d, F.relu(e + f).bfloat16()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "autocast"])
+def test_float32_sums_of_bfloat16_are_not_merged(dtype: torch.dtype) -> None:
+    """They have more digits than a convolution in bfloat16 gives."""
+    torch.manual_seed(0)
+    m = Shifted().eval()
+    x = torch.randn(2, 8, 9, 10)
+    context = torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False)
+    with torch.no_grad(), context:
+        traced = torch.jit.trace(m, x, check_trace=False)
+        script, plain = torch.jit.freeze(traced), torch.jit.freeze(traced)
+    with torch.no_grad():
+        llga_fuser.enable(False)
+        expected = plain(x)
+        llga_fuser.enable()
+        for _ in range(3):
+            actual = script(x)
+        found = fused_graph(script, x)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for got, want in zip(actual, expected, strict=True):
+        assert got.dtype == want.dtype
+        rounded = 2**-8 if want.dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(got, want, rtol=rounded, atol=5 * tolerance)
+    merged = 3 if dtype == torch.float32 else 1
+    assert found.inside["aten::_convolution"] == 6 - merged, found
 
 
 QUANTIZED_PARTS = """

@@ -24,6 +24,9 @@ struct TensorFacts {
   std::optional<Shape> strides;
 };
 
+// Whether it is known to be of bfloat16.
+inline bool isNarrow(const TensorFacts& tensor) { return tensor.dtype == at::kBFloat16; }
+
 class Facts {
  public:
   Facts() = default;

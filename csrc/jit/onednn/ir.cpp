@@ -84,8 +84,24 @@ Symbol asFloatKind() {
   return kind;
 }
 
+Symbol ofBatchKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::of_batch");
+  return kind;
+}
+
+Symbol rankAttr() {
+  static const Symbol attr = Symbol::attr("llga_rank");
+  return attr;
+}
+
+Symbol otherwiseAttr() {
+  static const Symbol attr = Symbol::attr("llga_otherwise");
+  return attr;
+}
+
 bool isIdentity(const Node* node) {
-  return node->kind() == asTargetKind() || node->kind() == asFloatKind();
+  return node->kind() == asTargetKind() || node->kind() == asFloatKind() ||
+         node->kind() == ofBatchKind();
 }
 
 Symbol einsumKind() {
@@ -154,9 +170,6 @@ bool isShapeArithmetic(const Node* node) {
   }
 }
 
-namespace {
-
-// One that is not transposed, as far as is known.
 bool isConvolution(const Node* node) {
   using namespace torch::jit;
   static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");
@@ -172,6 +185,8 @@ bool isConvolution(const Node* node) {
       return node->kind() == kConvolutionMode;
   }
 }
+
+namespace {
 
 bool isZeroPadding(const Node* node) {
   using torch::jit::toIValue;
@@ -212,6 +227,11 @@ std::vector<const Node*> computations(const Graph& subgraph) {
   }
   std::erase_if(found, [&](const Node* node) { return paddings.count(node) != 0; });
   return found;
+}
+
+at::Tensor constantTensor(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  return known && known->isTensor() ? known->toTensor() : at::Tensor();
 }
 
 std::optional<int64_t> intOf(const Value* value) {

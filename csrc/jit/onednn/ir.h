@@ -59,7 +59,17 @@ Symbol asTargetKind();
 // if it is of bfloat16. Inside a group it costs nothing, as as_target does.
 Symbol asFloatKind();
 
-// True for these two.
+// Schema of the op that merge_branches puts behind a convolution:
+//   llga::of_batch(result, x)
+// is `result`; where `x` has other than rankAttr() dimensions, what otherwiseAttr() computes of it.
+// Inside a group it costs nothing, as as_target does.
+Symbol ofBatchKind();
+// int on it.
+Symbol rankAttr();
+// graph on it; not a Subgraph, which torch would merge with the one of the group.
+Symbol otherwiseAttr();
+
+// True for these three.
 bool isIdentity(const Node* node);
 
 // The casts that TorchScript's autocast puts in. They change nothing but floating-point tensors,
@@ -101,6 +111,9 @@ std::vector<const Node*> computations(const Graph& subgraph);
 // The only one of them; null if there are several, or none.
 const Node* soleComputation(const Graph& subgraph);
 
+// True for convolutions that are not transposed, as far as is known.
+bool isConvolution(const Node* node);
+
 // True for convolutions and matrix products.
 bool isProduct(const Node* node);
 
@@ -126,6 +139,9 @@ bool isBinary(const Node* node);
 
 // The integer that `value` is, if it is a constant.
 std::optional<int64_t> intOf(const Value* value);
+
+// The tensor that `value` is, if it is a constant; undefined otherwise.
+at::Tensor constantTensor(const Value* value);
 
 // True if `value` is the constant True.
 bool isTrue(const Value* value);

@@ -26,6 +26,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
@@ -98,16 +99,20 @@ class Rounding {
   std::unordered_map<const Value*, bool> answers_;
 };
 
-// How many of an op's inputs are operands that autocast widens.
-size_t operandCount(const Node* node) {
+// Which of an op's inputs are operands that autocast widens, from the first one to before the last
+// one. The target of an as_target is one of the sum before it.
+std::pair<size_t, size_t> operandsOf(const Node* node) {
+  if (node->kind() == asTargetKind()) {
+    return {1, 2};
+  }
   const bool one = isActivation(node) || node->kind() == aten::layer_norm;
-  return isBinary(node) ? 2 : one ? 1 : 0;
+  return {0, isBinary(node) ? 2 : one ? 1 : 0};
 }
 
 Nodes opsOnCasts(Block* block) {
   Nodes found;
   walk(block, [&](const Node* node) {
-    for (size_t i = 0; i < operandCount(node); ++i) {
+    for (auto [i, end] = operandsOf(node); i < end; ++i) {
       if (widens(node->input(i)->node())) {
         found.insert(node);
       }
@@ -119,7 +124,7 @@ Nodes opsOnCasts(Block* block) {
 void narrow(Block* block, const Nodes& narrowed, const Rounding& rounding) {
   walk(block, [&](Node* node) {
     if (narrowed.count(node) != 0) {
-      for (size_t i = 0; i < operandCount(node); ++i) {
+      for (auto [i, end] = operandsOf(node); i < end; ++i) {
         if (const auto* source = node->input(i)->node(); widens(source)) {
           node->replaceInput(i, source->input(0));
         }
@@ -131,6 +136,11 @@ void narrow(Block* block, const Nodes& narrowed, const Rounding& rounding) {
       }
     }
   });
+}
+
+// Whether a node still changes no data type that it did not change before.
+bool agrees(const Node* node, KnownTypes& types) {
+  return node->kind() != asTargetKind() || types.of(node->input(0)) == types.of(node->output());
 }
 
 // Assumes that all of them can be narrowed, and gives up those that contradict it, until none does.
@@ -150,8 +160,9 @@ void narrowOps(const GraphPtr& graph) {
     walk(graph->block(), [&](const Node* node) { types.learn(node); });
     Rounding rounding(narrowed, types);
     auto rest = narrowed;
-    std::erase_if(rest,
-                  [&](const Node* node) { return !rounding.reachesAllReadersOf(node->output()); });
+    std::erase_if(rest, [&](const Node* node) {
+      return !rounding.reachesAllReadersOf(node->output()) || !agrees(node, types);
+    });
     if (rest.size() == narrowed.size()) {
       narrow(graph->block(), narrowed, rounding);
       return;

@@ -34,11 +34,6 @@ namespace {
 using torch::jit::toIValue;
 namespace aten = torch::jit::aten;
 
-at::Tensor constantTensor(const Value* value) {
-  const auto known = toIValue(value);
-  return known && known->isTensor() ? known->toTensor() : at::Tensor();
-}
-
 struct Folded {
   Node* product;
   Node* factor;  // the multiplication
@@ -112,18 +107,7 @@ class Finder {
 
   // A product whose weight's first dimension is its outputs.
   static bool hasOutputs(const Node* node) {
-    switch (node->kind()) {
-      case aten::linear:
-      case aten::conv1d:
-      case aten::conv2d:
-      case aten::conv3d:
-        return true;
-      case aten::_convolution:
-      case aten::convolution:
-        return toIValue(node->namedInput("transposed")) == c10::IValue(false);
-      default:
-        return false;
-    }
+    return node->kind() == aten::linear || isConvolution(node);
   }
 
   // Of each output; undefined if the factor is of other dimensions of what is `between`, or makes

@@ -131,8 +131,6 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
     case aten::transpose:
     case aten::pad:
     case aten::scaled_dot_product_attention:
-    case aten::_convolution:
-    case aten::convolution:
     case aten::conv1d:
     case aten::conv2d:
     case aten::conv3d:
@@ -142,6 +140,11 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
       const bool pieces = split->kind() == aten::split || split->kind() == aten::chunk ||
                           split->kind() == aten::split_with_sizes;
       return pieces ? rank(split->input(0)) : std::nullopt;
+    }
+    case aten::_convolution:
+    case aten::convolution: {  // raise for images without a batch
+      const auto known = rank(node->input(1));
+      return known ? known : rank(node->input(0));
     }
     case aten::linear:
       return rank(node->input(1)) == Rank(2) ? rank(node->input(0)) : std::nullopt;

@@ -184,7 +184,10 @@ Dtype KnownTypes::infer(const Value* value) {
     return at::kFloat;
   }
   if (node->kind() == asTargetKind()) {
-    return of(node->input(1));
+    return of(operandOf(node, 1));
+  }
+  if (node->kind() == ofBatchKind()) {
+    return of(node->input(0));
   }
   if (node->kind() == asFloatKind()) {
     const auto dtype = of(node->input(0));

@@ -25,6 +25,7 @@ void sinkPermute(const GraphPtr& graph);
 void widenBfloat16(const GraphPtr& graph);
 void widenQuantized(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
+void mergeBranches(const GraphPtr& graph);
 void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);
 void sinkWindows(const GraphPtr& graph);

@@ -127,6 +127,11 @@ class PlanCompiler {
     return [tensor = draft_.constantTensor(id)] { return tensor; };
   }
 
+  std::optional<int64_t> rankOf(const Value* value) const {
+    const auto sizes = draft_.request.facts->tensor(value).sizes;
+    return sizes ? std::optional(static_cast<int64_t>(sizes->size())) : std::nullopt;
+  }
+
   void lower() {
     for (const auto* node : draft_.request.subgraph->nodes()) {
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
@@ -139,6 +144,9 @@ class PlanCompiler {
         if (draft_.request.facts->tensor(node->input(0)).dtype !=
             draft_.request.facts->tensor(node->output()).dtype) {
           throw CompileError{qualifiedName(node) + ": converts its result to another data type"};
+        }
+        if (node->kind() == ofBatchKind() && rankOf(node->input(1)) != node->i(rankAttr())) {
+          throw CompileError{qualifiedName(node) + ": the image has no batch"};
         }
         continue;
       }

@@ -90,8 +90,6 @@ bool isCast(const Node* node) {
   return node->kind() == aten::to || node->kind() == reducedPrecisionKind();
 }
 
-bool isNarrow(const TensorFacts& tensor) { return tensor.dtype == at::kBFloat16; }
-
 // x of pow(x, 2) or x * x; null for others.
 const Value* squaredBy(const Node* node, const Facts& facts) {
   if (node->kind() == aten::pow) {

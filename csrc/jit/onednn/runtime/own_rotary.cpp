@@ -157,8 +157,6 @@ std::optional<Rotation> rotationOf(const Node* node, const Facts& facts) {
   return Matcher(node, facts).match();
 }
 
-bool isNarrow(const TensorFacts& tensor) { return tensor.dtype == at::kBFloat16; }
-
 // Of rows that lie one number behind the other.
 bool hasRows(const TensorFacts& tensor) {
   return tensor.dtype && (*tensor.dtype == at::kFloat || isNarrow(tensor)) && tensor.sizes &&

@@ -173,11 +173,10 @@ int64_t PlanDraft::inplaceInput(size_t output, const Layout& layout) const {
   const auto facts = request.facts->tensor(value);
   const bool same_layout = strides == layout.get_strides() && facts.sizes == layout.get_dims() &&
                            facts.dtype == lowered.operands.at(output).dtype;
-  // as_target reads no numbers of its target.
-  const auto readers =
-      std::count_if(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
-        return use.user->kind() != asTargetKind() || use.offset == 0;
-      });
+  // An identity reads no numbers but of its first input.
+  const auto readers = std::count_if(
+      value->uses().begin(), value->uses().end(),
+      [](const torch::jit::Use& use) { return !isIdentity(use.user) || use.offset == 0; });
   const bool may =
       readers == 1 || overwrites_what_it_reads || isReadLastFor(output, it->second, readers);
   return same_layout && may ? static_cast<int64_t>(it->second) : -1;
