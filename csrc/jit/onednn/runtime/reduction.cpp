@@ -12,7 +12,8 @@
 namespace llga {
 namespace {
 
-constexpr int64_t kForOne = 1 << 14;  // numbers that are not worth a second thread
+constexpr int64_t kForOne = 1 << 14;   // numbers that are not worth a second thread
+constexpr int64_t kColumns = 1 << 11;  // that are summed at once: they stay in the caches
 
 void store(const float* numbers, int64_t count, float* to) { std::copy_n(numbers, count, to); }
 void store(const float* numbers, int64_t count, Bfloat16* to) {
@@ -26,7 +27,7 @@ void sumOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts,
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     for (auto part = first; part < last; ++part) {
       const auto row = rows * part / parts;
-      sumRows(image + row * columns, rows * (part + 1) / parts - row, columns,
+      sumRows(image + row * columns, rows * (part + 1) / parts - row, columns, columns,
               sum + part * columns);
     }
   });
@@ -88,6 +89,9 @@ void Reduction::runAs(const T* from, T* to) const {
   if (columns == 1) {
     return runInside(from, to);
   }
+  if (columns >= kColumns * at::get_num_threads()) {
+    return runAcross(from, to);
+  }
   const auto& loops = vector_loops::functions<T>();
   // Each thread takes images of its own where there are enough.
   const auto grain = images >= at::get_num_threads() ? 1 : images;
@@ -100,6 +104,25 @@ void Reduction::runAs(const T* from, T* to) const {
                   kind == Kind::norm ? loops.sumSquaresOfRows : loops.sumRows, result);
       finish(result, columns);
       store(result, columns, to + image * columns);
+    }
+  });
+}
+
+template <typename T>
+void Reduction::runAcross(const T* from, T* to) const {
+  const auto& loops = vector_loops::functions<T>();
+  const auto sum = kind == Kind::norm ? loops.sumSquaresOfRows : loops.sumRows;
+  const auto blocks = (columns + kColumns - 1) / kColumns;
+  const auto grain = std::max<int64_t>(1, kForOne / (rows * kColumns));
+  at::parallel_for(0, images * blocks, grain, [&](int64_t first, int64_t last) {
+    float results[kColumns];
+    for (auto block = first; block < last; ++block) {
+      const auto image = block / blocks;
+      const auto column = block % blocks * kColumns;
+      const auto count = std::min(kColumns, columns - column);
+      sum(from + image * rows * columns + column, rows, count, columns, results);
+      finish(results, count);
+      store(results, count, to + image * columns + column);
     }
   });
 }

@@ -34,6 +34,8 @@ struct Reduction {
   void runBytes(const uint8_t* from, uint8_t* to) const;
   template <typename T>
   void runInside(const T* from, T* to) const;
+  template <typename T>
+  void runAcross(const T* from, T* to) const;
   void finish(float* sums, int64_t count) const;
 };
 

@@ -41,11 +41,11 @@ struct Functions {
   // to[i] = the activation of from[i]; `to` may be `from`.
   void (*activate)(Activation activation, const T* from, T* to, int64_t count);
 
-  // to[c] = sum of from[.][c]
-  void (*sumRows)(const T* from, int64_t rows, int64_t columns, float* to);
+  // to[c] = sum of from[.][c]; `stride` from row to row
+  void (*sumRows)(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to);
 
   // to[c] = sum of the squares of from[.][c]
-  void (*sumSquaresOfRows)(const T* from, int64_t rows, int64_t columns, float* to);
+  void (*sumSquaresOfRows)(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to);
 
   // to[r] = sum of from[r][.], or of the squares
   void (*sumEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
@@ -97,7 +97,8 @@ struct Kernels {
 
   // Of 8-bit numbers, sumRows() and affineRows(). What is stored in 8 bit is cut off at 0 and 255,
   // and rounded to the nearest, of two to the even one; NaN becomes any of them.
-  void (*sumRowsOfBytes)(const uint8_t* from, int64_t rows, int64_t columns, float* to);
+  void (*sumRowsOfBytes)(const uint8_t* from, int64_t rows, int64_t columns, int64_t stride,
+                         float* to);
   void (*affineRowsOfBytes)(const uint8_t* from, uint8_t* to, const Affine& affine);
   void (*affineRowsToBytes)(const float* from, uint8_t* to, const Affine& affine);
 

@@ -78,7 +78,8 @@ void forBands(int64_t columns, const F& f) {
 // Sums of a few rows each are added up, as they are in eager: one long sum would round more. `of`:
 // of the numbers of a vector.
 template <typename T, typename F>
-void sumOfRows(const T* from, int64_t rows, int64_t columns, float* to, const F& of) {
+void sumOfRows(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to,
+               const F& of) {
   constexpr int64_t kFew = 64;
   forBands<8>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
     Vector total[n] = {};
@@ -87,7 +88,7 @@ void sumOfRows(const T* from, int64_t rows, int64_t columns, float* to, const F&
       Vector sum[n] = {};
       for (auto row = begin; row < end; ++row) {
         for (int64_t v = 0; v < n; ++v) {
-          sum[v] += of(loadUpTo(from + row * columns + c + v * kWidth, first));
+          sum[v] += of(loadUpTo(from + row * stride + c + v * kWidth, first));
         }
       }
       for (int64_t v = 0; v < n; ++v) {
@@ -101,13 +102,13 @@ void sumOfRows(const T* from, int64_t rows, int64_t columns, float* to, const F&
 }
 
 template <typename T>
-void sumRows(const T* from, int64_t rows, int64_t columns, float* to) {
-  sumOfRows(from, rows, columns, to, [](Vector x) { return x; });
+void sumRows(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to) {
+  sumOfRows(from, rows, columns, stride, to, [](Vector x) { return x; });
 }
 
 template <typename T>
-void sumSquaresOfRows(const T* from, int64_t rows, int64_t columns, float* to) {
-  sumOfRows(from, rows, columns, to, [](Vector x) { return x * x; });
+void sumSquaresOfRows(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to) {
+  sumOfRows(from, rows, columns, stride, to, [](Vector x) { return x * x; });
 }
 
 // `of`: of the numbers of a vector.
