@@ -2228,6 +2228,24 @@ def test_expansion_of_special_values(activation: str, value: float, threads: int
 
 
 @pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_expansion_of_subnormal_numbers(dtype: torch.dtype) -> None:
+    """With matrix units they are zeros in a block of bfloat16, and nowhere else."""
+    c = EXPANSIONS["batch"]
+    m = expansion(c).to(memory_format=torch.channels_last, dtype=dtype)
+    with torch.no_grad():
+        for layer in m.children():
+            layer.bias.zero_()
+    x = (torch.randn(c.size) * 1e-38).to(dtype).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            torch.testing.assert_close(script(x), m(x), rtol=0, atol=1e-36)
+    # All threads are as they were.
+    assert ((torch.full((1 << 18,), 1e-38) * 0.5) > 0).all()
+
+
+@pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("case", ["no activation", "by channels"])
 def test_expansion_with_special_weights(case: str) -> None:
     """Of what is infinite, padding makes NaN. (With activations, oneDNN makes numbers of NaN.)"""

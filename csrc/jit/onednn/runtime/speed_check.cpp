@@ -19,11 +19,10 @@ namespace {
 // A reference kernel is slower by far more than noise: no need for a fine scale. But with more
 // threads than idle cores, one of OpenMP's barriers can take longer than the work; so what looks
 // slow is repeated until one run shows that it isn't, or for a while.
-constexpr double kWorthALook = 100e-6;  // seconds of one run
-constexpr double kWithoutProducts =
-    20e-6;                        // likewise: a softmax takes less, and to look at it, too
-constexpr double kSlow = 4;       // times as long as the subgraph
-constexpr double kWhile = 50e-3;  // seconds of all runs
+constexpr double kWorthALook = 100e-6;      // seconds of one run
+constexpr double kWithoutProducts = 20e-6;  // likewise: to look at a softmax takes less
+constexpr double kSlow = 4;                 // times as long as the subgraph
+constexpr double kWhile = 50e-3;            // seconds of all runs
 
 std::atomic<bool>& checking() {
   static std::atomic<bool> on = !switchedOff("LLGA_FUSER_SPEED_CHECK");
