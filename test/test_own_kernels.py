@@ -1628,6 +1628,29 @@ def test_bfloat16_linear_that_becomes_float32(case: str, size: tuple[int, ...]) 
         assert "llga_gemv:avx2" in found, found
 
 
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("code", ["self.l(x) + y", "F.relu(self.l(x) + y)", "self.l(x) * y"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+def test_linear_with_an_operand_that_lies_otherwise(autocast: bool, code: str) -> None:
+    """Its rows are not one behind the other (MobileViT's, which were images): they are copied,
+    where oneDNN would have a reference kernel for a sum of both.
+    """
+    m = net(code, "x, y", l=nn.Linear(256, 72)).eval()
+    x, y = torch.randn(3, 37, 256), torch.randn(3, 72, 37).transpose(1, 2)
+    check(m, [x, y], autocast=autocast)
+    with torch.no_grad():
+        script = to_script(m, [x, y], autocast=autocast)
+        for _ in range(4):
+            script(x, y)
+        groups = llga_fuser.report(script, x, y, rounds=1).groups
+    found = {p.implementation for group in groups for p in group.primitives}
+    # Under autocast a sum alone joins the layer.
+    ours = has_matrix_units() and code == "self.l(x) + y" if autocast else has_own_kernels()
+    if ours and "*" not in code:
+        assert "llga_copy" in found and any("llga_gemm" in name for name in found), found
+        assert not any("ref" in name for name in found), found
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
 def test_bfloat16_linear_of_one_row_with_special_values(value: float) -> None:
     if not fuses(torch.bfloat16):

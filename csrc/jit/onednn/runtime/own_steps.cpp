@@ -318,6 +318,18 @@ class OwnSteps {
     return bind(step, *draft_.knownSlot(addend->id), draft_.inputLayout(addend->id));
   }
 
+  // Likewise to rows, one behind the other, behind a step that copies it there if it lies
+  // otherwise.
+  size_t bindAddedRows(Plan::Step& step, bool image, const std::optional<Operand>& addend,
+                       const Operand& result) {
+    if (!addend || image || isContiguous(draft_.inputLayout(addend->id))) {
+      return bindAddend(step, addend, result);
+    }
+    step.inputs.push_back(copied({*draft_.knownSlot(addend->id), draft_.inputLayout(addend->id)},
+                                 addend->id, addend->dtype));
+    return step.inputs.size() - 1;
+  }
+
   static bool isChannelsLast(const Layout& layout, const Operand& like) {
     const auto strides = channelsLastStrides(*like.sizes);
     return layout.get_layout_type() == LayoutType::strided && !strides.empty() &&
@@ -398,7 +410,7 @@ class OwnSteps {
     }
     const auto bias =
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
-    const auto addend = bindAddend(step, found->addend, result);
+    const auto addend = bindAddedRows(step, found->image, found->addend, result);
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, *strides));
     step.kernel = {[kernel, row, bias, addend](auto from, auto to) {
                      auto data = [&](size_t i) {
@@ -760,11 +772,14 @@ class OwnSteps {
 
   // Where the value is by rows, after a step that copies it there.
   std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, const Value* value) {
-    const auto type = *draft_.request.facts->tensor(value).dtype;
+    return copied(from, value->unique(), *draft_.request.facts->tensor(value).dtype);
+  }
+
+  std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, size_t id,
+                                 at::ScalarType type) {
     const auto dtype = c10::isQIntType(type) ? c10::toUnderlying(type) : type;  // as plain numbers
     const auto sizes = from.second.get_dims();
-    const auto layout =
-        strided(value->unique(), type, sizes, c10::TensorType::contiguousStridesOf(sizes));
+    const auto layout = strided(id, type, sizes, c10::TensorType::contiguousStridesOf(sizes));
     Plan::Step step;
     step.inputs.push_back(from);
     step.outputs.emplace_back(draft_.temporary(layout), layout);
@@ -1016,8 +1031,9 @@ class OwnSteps {
   }
 
   // Strides of the result of a linear layer or, of images, a pointwise convolution, where all are
-  // dense rows; nothing where they are not, or the result may not have such. `moved`: those of rows
-  // that are the result by views and transpositions, or empty.
+  // dense rows, but for what is added to those of a linear layer; nothing where they are not, or
+  // the result may not have such. `moved`: those of rows that are the result by views and
+  // transpositions, or empty.
   std::optional<Shape> rowStrides(bool image, const Operand& data,
                                   const std::optional<Operand>& addend, const Operand& result,
                                   const Shape& moved = {}) const {
@@ -1030,7 +1046,11 @@ class OwnSteps {
       const auto layout = draft_.inputLayout(value.id);
       return (image && isChannelsLast(layout, value)) || (rows && isContiguous(layout));
     };
-    if (!isDense(data) || (addend && !isDense(*addend))) {
+    const auto isStrided = [&](const Operand& value) {
+      return draft_.knownSlot(value.id) &&
+             draft_.inputLayout(value.id).get_layout_type() == LayoutType::strided;
+    };
+    if (!isDense(data) || (addend && !isDense(*addend) && (image || !isStrided(*addend)))) {
       return std::nullopt;
     }
     if (image) {
@@ -1074,7 +1094,7 @@ class OwnSteps {
     }
     const auto bias =
         found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
-    const auto bound = bindAddend(step, other, result);
+    const auto bound = bindAddedRows(step, image, other, result);
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, *strides));
     step.kernel = {
         [kernel, bias, bound, multiplies = found->factor.has_value(),
@@ -1107,7 +1127,9 @@ class OwnSteps {
     const auto& product = found->product;
     const bool image = product.op->kind() == OpKind::Convolution;
     const auto strides = rowStrides(image, product.data, product.addend, product.result);
-    return strides &&
+    const bool dense =
+        image || !product.addend || isContiguous(draft_.inputLayout(product.addend->id));
+    return strides && dense &&
            quantizedProduct(
                ops, product, std::move(found->kernel), *strides,
                [](const at::Tensor& weight) { return QuantizedLinear::ordered(weight.flatten(1)); },
