@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import llga_fuser
 from llga_fuser import _models
 from util import (
-    autocast_bf16,
     MODES,
     TOLERANCES,
     assert_same,
+    autocast_bf16,
     check,
     fuses,
     has_avx2_kernels,
