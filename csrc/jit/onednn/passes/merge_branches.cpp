@@ -11,15 +11,14 @@
 //   %6 : Tensor = llga::of_batch(%7, %x)
 //
 // Sums, differences, numbers that are added, and constant factors of each channel may be in
-// between. A batch norm takes another dimension for its channels if %x is an image
-// without a batch, which aten::conv2d takes, but no traced convolution; where the rank is not
-// proven, llga::of_batch, which costs nothing inside a group, holds what was there before, for
-// such.
+// between. A batch norm takes another dimension for its channels if %x is an image without a batch,
+// which aten::conv2d takes, but no traced convolution; where the rank is not proven,
+// llga::of_batch, which costs nothing inside a group, holds what was there before, for such.
 //
 // Only for constant parameters and for branches that nothing else reads. Merged parameters are
 // rounded to the data type that they had, once; results of branches, each of which was rounded, are
 // no more. Float32 is not merged into parameters of reduced precision, neither a norm's factors nor
-// a sum: what is rounded there is off by as much in each pixel.
+// a sum, nor are factors: what is rounded there is off by as much in each pixel.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -346,8 +345,9 @@ class Finder {
       return same && !within_autocast_;
     }
     return isReducedPrecision(dtype) && tree.norms.empty() &&
-           std::all_of(tree.nodes.begin(), tree.nodes.end(),
-                       [&](const Node* node) { return types_.of(node->output()) == dtype; });
+           std::all_of(tree.nodes.begin(), tree.nodes.end(), [&](const Node* node) {
+             return node->kind() != aten::mul && types_.of(node->output()) == dtype;
+           });
   }
 
   // False if the sum is none, or merged parameters are of no use.
