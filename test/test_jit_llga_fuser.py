@@ -1439,8 +1439,14 @@ PATTERNS = [
         f32_residual=True,
     ),
     pattern(
-        "sum_of_two_convs", "torch.relu(self.c(x) + self.d(x))", "conv add relu", 2, d=(8, 8, 1)
+        "sum_of_two_convs",
+        "torch.relu(self.c(x) + self.d(self.e(x)))",
+        "conv add relu",
+        3,
+        d=(8, 8, 1),
+        e=(8, 8, 1),
     ),
+    pattern("sum_of_branches", "torch.relu(self.c(x) + self.d(x))", "conv relu", 1, d=(8, 8, 1)),
     # An in-place sum into a value that is still needed.
     pattern(
         "skip_read_twice", "y = self.c(x); z = self.d(y) + y; return self.e(z) + y", "conv add"

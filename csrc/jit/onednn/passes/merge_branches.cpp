@@ -17,8 +17,8 @@
 //
 // Only for constant parameters and for branches that nothing else reads. Merged parameters are
 // rounded to the data type that they had, once; results of branches, each of which was rounded, are
-// no more. Float32 is not merged into parameters of reduced precision, neither a norm's factors nor
-// a sum, nor are factors: what is rounded there is off by as much in each pixel.
+// no more. Float32 is not merged into parameters of bfloat16, neither a norm's factors nor a sum,
+// nor are factors: what is rounded there is off by as much in each pixel.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -344,7 +344,7 @@ class Finder {
     if (!same || dtype == at::kFloat) {
       return same && !within_autocast_;
     }
-    return isReducedPrecision(dtype) && tree.norms.empty() &&
+    return dtype == at::kBFloat16 && tree.norms.empty() &&
            std::all_of(tree.nodes.begin(), tree.nodes.end(), [&](const Node* node) {
              return node->kind() != aten::mul && types_.of(node->output()) == dtype;
            });
