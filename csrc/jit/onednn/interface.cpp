@@ -51,7 +51,7 @@ const std::vector<PassEntry>& passes() {
        "after fold_constants and normalize_ops, which leave more types known; before fusing, which "
        "stops at casts"},
       {"merge_branches", mergeBranches,
-       "after drop_casts, which would part the branches under autocast; before fusing"},
+       "after drop_casts, as casts part the branches under autocast; before fusing"},
       {"prepare_quantized", prepareQuantized,
        "before prepare_binary, which would take scales for operands; after normalize_ops, whose ops "
        "may read 8-bit values"},

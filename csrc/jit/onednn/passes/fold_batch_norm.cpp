@@ -13,7 +13,6 @@
 // would be another dimension. Each number is off by a rounding or two.
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
-#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 
 #include <algorithm>
@@ -22,27 +21,13 @@
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/known_shapes.h"
+#include "jit/onednn/passes/norm_affine.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
 namespace {
 
-using torch::jit::toIValue;
 namespace aten = torch::jit::aten;
-
-// A vector of so many float32 numbers; of None, all of them are `otherwise`. Undefined for others.
-at::Tensor parameter(const Value* value, int64_t count, double otherwise) {
-  const auto known = toIValue(value);
-  if (known && known->isNone()) {
-    return at::full({count}, otherwise, at::kDouble);
-  }
-  if (!known || !known->isTensor() || !known->toTensor().defined() ||
-      known->toTensor().scalar_type() != at::kFloat || known->toTensor().dim() != 1 ||
-      known->toTensor().size(0) != count) {
-    return {};
-  }
-  return known->toTensor().to(at::kDouble);
-}
 
 struct Folded {
   Node* linear;
@@ -58,10 +43,6 @@ class Finder {
   explicit Finder(const GraphPtr& graph) : aliases_(graph) {}
 
   std::optional<Folded> find(Node* norm) {
-    if (norm->kind() != aten::batch_norm ||
-        toIValue(norm->namedInput("training")) != c10::IValue(false)) {
-      return std::nullopt;
-    }
     auto* flatten = norm->input(0)->node();
     if (flatten->kind() != aten::flatten || flatten->output()->uses().size() != 1) {
       return std::nullopt;
@@ -102,27 +83,22 @@ class Finder {
   }
 
   static bool fold(Folded& folded) {
-    const auto known = toIValue(folded.linear->input(1));
-    if (!known || !known->isTensor() || known->toTensor().scalar_type() != at::kFloat ||
-        known->toTensor().dim() != 2) {
+    const auto weight = constantTensor(folded.linear->input(1));
+    const auto affine = affineOf(folded.norm);
+    if (!affine || !weight.defined() || weight.scalar_type() != at::kFloat || weight.dim() != 2 ||
+        weight.size(0) != affine->scale.size(0)) {
       return false;
     }
-    const auto& weight = known->toTensor();
-    const auto outputs = weight.size(0);
-    const auto* norm = folded.norm;
-    const auto bias = parameter(folded.linear->input(2), outputs, 0);
-    const auto gamma = parameter(norm->namedInput("weight"), outputs, 1);
-    const auto beta = parameter(norm->namedInput("bias"), outputs, 0);
-    const auto mean = parameter(norm->namedInput("running_mean"), outputs, NAN);
-    const auto variance = parameter(norm->namedInput("running_var"), outputs, NAN);
-    const auto epsilon = toIValue(norm->namedInput("eps"));
-    if (!bias.defined() || !gamma.defined() || !beta.defined() || !mean.defined() ||
-        !variance.defined() || !epsilon) {
-      return false;
+    auto shift = affine->shift;
+    if (!folded.linear->input(2)->mustBeNone()) {
+      const auto bias = constantTensor(folded.linear->input(2));
+      if (!bias.defined() || bias.scalar_type() != at::kFloat || bias.sizes() != shift.sizes()) {
+        return false;
+      }
+      shift = shift + bias.to(at::kDouble) * affine->scale;
     }
-    const auto scale = gamma / (variance + epsilon->toDouble()).sqrt();
-    folded.weight = (weight.to(at::kDouble) * scale.unsqueeze(1)).to(at::kFloat);
-    folded.bias = ((bias - mean) * scale + beta).to(at::kFloat);
+    folded.weight = (weight.to(at::kDouble) * affine->scale.unsqueeze(1)).to(at::kFloat);
+    folded.bias = shift.to(at::kFloat);
     return folded.weight.isfinite().all().item<bool>() && folded.bias.isfinite().all().item<bool>();
   }
 

@@ -36,6 +36,7 @@
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/known_shapes.h"
 #include "jit/onednn/passes/known_types.h"
+#include "jit/onednn/passes/norm_affine.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -63,11 +64,6 @@ void registerOfBatch() {
         };
       },
       c10::AliasAnalysisKind::FROM_SCHEMA)});
-}
-
-bool isNone(const Value* value) {
-  const auto known = toIValue(value);
-  return known && known->isNone();
 }
 
 // What a trace writes for a number may be a tensor of no dimensions.
@@ -123,7 +119,7 @@ std::optional<Branch> convolutionOf(const Node* node) {
     return std::nullopt;
   }
   Branch branch{Steps{*stride, *padding, *dilation, *groups}, weight.to(at::kDouble), {}};
-  if (isNone(node->input(2))) {
+  if (node->input(2)->mustBeNone()) {
     branch.bias = at::zeros({weight.size(0)}, at::kDouble);
   } else {
     const auto bias = constantTensor(node->input(2));
@@ -137,31 +133,8 @@ std::optional<Branch> convolutionOf(const Node* node) {
 }
 
 std::optional<Branch> normOf(const Node* node) {
-  const auto mean = constantTensor(node->namedInput("running_mean"));
-  const auto variance = constantTensor(node->namedInput("running_var"));
-  const auto epsilon = toIValue(node->namedInput("eps"));
-  if (!mean.defined() || !variance.defined() || !epsilon || mean.dim() != 1 ||
-      variance.sizes() != mean.sizes() ||
-      toIValue(node->namedInput("training")) != c10::IValue(false)) {
-    return std::nullopt;
-  }
-  auto factor = (variance.to(at::kDouble) + epsilon->toDouble()).rsqrt();
-  if (!isNone(node->namedInput("weight"))) {
-    const auto gamma = constantTensor(node->namedInput("weight"));
-    if (!gamma.defined() || gamma.sizes() != mean.sizes()) {
-      return std::nullopt;
-    }
-    factor = factor * gamma.to(at::kDouble);
-  }
-  auto bias = -mean.to(at::kDouble) * factor;
-  if (!isNone(node->namedInput("bias"))) {
-    const auto beta = constantTensor(node->namedInput("bias"));
-    if (!beta.defined() || beta.sizes() != mean.sizes()) {
-      return std::nullopt;
-    }
-    bias = bias + beta.to(at::kDouble);
-  }
-  return Branch{std::nullopt, factor, bias};
+  const auto affine = affineOf(node);
+  return affine ? std::optional(Branch{std::nullopt, affine->scale, affine->shift}) : std::nullopt;
 }
 
 // The factors as the convolution of one pixel that they are, to go with `like`; none if that one
@@ -241,7 +214,7 @@ bool isSame(const Value* a, const Value* b) {
 
 // What a sum is computed by: the nodes between one tensor and the sum.
 struct Tree {
-  Node* root;
+  Node* root = nullptr;
   Value* source = nullptr;
   std::vector<Node*> convolutions;
   Nodes norms;
@@ -259,7 +232,8 @@ class Finder {
   }
 
   std::optional<Tree> find(Node* root) {
-    Tree tree{root, {}, {}, {}, {}, {}, {}, {}, {}};
+    Tree tree;
+    tree.root = root;
     if (!collect(root->output(), tree) || tree.convolutions.empty() || tree.nodes.size() < 2 ||
         !isRead(tree) || isWritten(tree) || !hasOneType(tree)) {
       return std::nullopt;
