@@ -1692,6 +1692,11 @@ PATTERNS = [
     ),
     pattern("expand", "self.c(x) + self.t.expand(2, 8, 7, 6)", "conv", t=torch.rand(1, 8, 1, 1)),
     pattern(
+        "expand_as",
+        "y = self.c(x); return y * torch.sigmoid(y.mean((2, 3), True)).expand_as(y)",
+        "conv mul",
+    ),
+    pattern(
         "shape_arithmetic",
         "y = self.c(x); return torch.relu(y) * (y.size(2) * y.size(3) / 7)",
         "conv relu",

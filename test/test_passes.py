@@ -1468,6 +1468,30 @@ def test_prepare_binary_numbers_go_right(op: str, mirrored: str) -> None:
     assert inputs[1].toIValue() == 2.0
 
 
+@pytest.mark.parametrize("op", ["expand", "expand_as"])
+@pytest.mark.parametrize(("beside", "dropped"), [("x", True), ("y", False)])
+def test_prepare_binary_drops_expansions(op: str, beside: str, dropped: bool) -> None:
+    """Where the other operand has the result's sizes: not if this one alone has them."""
+    whole, part = (
+        f"Float({sizes}, strides=[{strides}], requires_grad=0, device=cpu)"
+        for sizes, strides in (("2, 3, 4", "12, 4, 1"), ("1, 3, 1", "3, 1, 1"))
+    )
+    arguments = "%x" if op == "expand_as" else "%sizes, %no"
+    graph = after(
+        "prepare_binary",
+        f"""
+        graph(%x : {whole}, %y : {part}):
+          %sizes : int[] = prim::Constant[value=[2, 3, 4]]()
+          %no : bool = prim::Constant[value=0]()
+          %1 : {whole} = aten::{op}(%y, {arguments})
+          %2 : {whole} = aten::mul(%{beside}, %1)
+          return (%2)
+        """,
+    )
+    (mul,) = (n for n in walk(graph) if n.kind() == "aten::mul")
+    assert [i.debugName() for i in mul.inputs()] == [beside, "y" if dropped else "1"]
+
+
 def test_defer_size_check() -> None:
     graph = after(
         "defer_size_check",

@@ -245,7 +245,8 @@ class Matcher {
     found_.nodes.insert(found_.nodes.end(), found.nodes.begin(), found.nodes.end());
   }
 
-  // rows / clamp_min(norm(rows, 2, [-1], keepdim), least).expand_as(rows), with casts or without.
+  // rows / clamp_min(norm(rows, 2, [-1], keepdim), least).expand_as(rows), with casts or without;
+  // prepare_binary leaves the expansion out.
   std::optional<Normalized> normalized(const Value* value) const {
     static const auto kNorm = Symbol::fromQualString("aten::linalg_vector_norm");
     std::vector<const Node*> nodes;
@@ -253,16 +254,17 @@ class Matcher {
     if (division == nullptr || division->inputs().size() != 2) {
       return std::nullopt;
     }
-    const auto* expansion = above(division->input(1), aten::expand_as, nodes);
+    const auto* divisor = belowCasts(division->input(1), nodes);
+    const auto* expansion = above(divisor, aten::expand_as, nodes);
     const auto* clamp =
-        expansion != nullptr ? above(expansion->input(0), aten::clamp_min, nodes) : nullptr;
+        above(expansion != nullptr ? expansion->input(0) : divisor, aten::clamp_min, nodes);
     const auto* norm = clamp != nullptr ? above(clamp->input(0), kNorm, nodes) : nullptr;
     if (norm == nullptr || !isLengthOfRows(norm)) {
       return std::nullopt;
     }
     const auto* rows = belowCasts(division->input(0), nodes);
-    const bool same =
-        belowCasts(norm->input(0), nodes) == rows && expansion->input(1) == division->input(0);
+    const bool same = belowCasts(norm->input(0), nodes) == rows &&
+                      (expansion == nullptr || expansion->input(1) == division->input(0));
     return same ? std::optional(Normalized{rows, clamp->input(1), std::move(nodes)}) : std::nullopt;
   }
 

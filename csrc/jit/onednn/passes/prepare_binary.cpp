@@ -7,7 +7,7 @@
 // 2. Type promotion is a cast of its own, because no oneDNN before 3.12 mixes data types:
 //      aten::add(%bf16, %f32)  ->  aten::add(aten::to(%bf16, float), %f32)
 //    A cast that ends up in no group is taken out again by the graph fuser.
-// 3. aten::expand of an operand is what the binary op does anyway:
+// 3. aten::expand or aten::expand_as of an operand is what the binary op does anyway:
 //      aten::add(%x, aten::expand(%bias, ...))  ->  aten::add(%x, %bias)
 //    where %x alone already has the result's sizes.
 #include <ATen/ATen.h>
@@ -126,7 +126,8 @@ void dropExpand(Node* node, const Facts& facts) {
   }
   for (size_t i = 0; i < 2; ++i) {
     auto* source = node->input(i)->node();
-    if (source->kind() == aten::expand && facts.tensor(node->input(1 - i)).sizes == result) {
+    if ((source->kind() == aten::expand || source->kind() == aten::expand_as) &&
+        facts.tensor(node->input(1 - i)).sizes == result) {
       node->replaceInput(i, source->input(0));
     }
   }

@@ -62,9 +62,10 @@ std::optional<ActivationApart> activationFrom(
   return kind ? std::optional(ActivationApart{*kind, {&op}, from, to}) : std::nullopt;
 }
 
-// oneDNN has no kernel for GELU's tanh form, and slow ones for AVX2 for all.
-bool isSlowInOnednn(Activation activation, at::ScalarType dtype) {
-  if (activation == Activation::tanh_gelu) {
+// oneDNN has no kernel for GELU's tanh form, slow ones for AVX2 for all, and for AVX-512 good ones
+// behind a convolution or product alone (`lone`: there is none).
+bool isSlowInOnednn(Activation activation, at::ScalarType dtype, bool lone) {
+  if (activation == Activation::tanh_gelu || lone) {
     return ownKernelsAnywhere() && (dtype == at::kFloat || dtype == at::kBFloat16);
   }
   return ownAvx2Kernels() && dtype == at::kFloat;
@@ -73,7 +74,7 @@ bool isSlowInOnednn(Activation activation, at::ScalarType dtype) {
 // How many numbers the activation is of; 0 where a pass of its own is not possible, or not worth
 // it.
 int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, const Readers& readers,
-                  const std::unordered_map<size_t, size_t>& group_outputs) {
+                  const std::unordered_map<size_t, size_t>& group_outputs, bool lone) {
   constexpr int64_t kFewest = 4096;
   const auto& from = graph.operands.at(applied.from);
   const auto& to = graph.operands.at(applied.to);
@@ -82,8 +83,8 @@ int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, con
     return std::find(applied.ops.begin(), applied.ops.end(), reader) == applied.ops.end();
   });
   const bool last = group_outputs.count(to.id) != 0 && readers.count(to.id) == 0;
-  if (!isSlowInOnednn(applied.activation, from.dtype) || from.dtype != to.dtype || !from.sizes ||
-      from.sizes != to.sizes || others || group_outputs.count(from.id) != 0 ||
+  if (!isSlowInOnednn(applied.activation, from.dtype, lone) || from.dtype != to.dtype ||
+      !from.sizes || from.sizes != to.sizes || others || group_outputs.count(from.id) != 0 ||
       (!last && applied.activation != Activation::tanh_gelu)) {
     return 0;
   }
@@ -399,7 +400,7 @@ std::vector<ActivationApart> activationsApart(
     if (!applied || producers.count(applied->from) == 0) {
       continue;
     }
-    const auto numbers = numbersOf(*applied, graph, readers, group_outputs);
+    const auto numbers = numbersOf(*applied, graph, readers, group_outputs, /*lone=*/false);
     const auto most = applied->activation == Activation::tanh_gelu
                           ? std::numeric_limits<int64_t>::max()  // oneDNN's is slower still
                           : kMost;
@@ -418,7 +419,7 @@ std::optional<ActivationApart> loneActivation(
   const auto readers = readersOf(graph);
   auto applied = activationFrom(graph.ops.front(), graph, readers, group_outputs);
   const bool lone = applied && applied->ops.size() == graph.ops.size() &&
-                    numbersOf(*applied, graph, readers, group_outputs) > 0;
+                    numbersOf(*applied, graph, readers, group_outputs, /*lone=*/true) > 0;
   return lone ? std::move(applied) : std::nullopt;
 }
 

@@ -497,7 +497,7 @@ class OwnSteps {
                      count);
           }
         },
-        "eltwise", "llga_activation:avx2"};
+        "eltwise", "llga_activation"};
     draft_.plan->steps.push_back(std::move(step));
   }
 
