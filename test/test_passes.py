@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -1059,7 +1060,7 @@ def test_drop_casts_keeps_sums(rest: str, results: str) -> None:
     assert add.output().type().scalarType() == "Float", graph
 
 
-NARROWED = ("gelu", "silu", "exp", "layer_norm")
+NARROWED = ("gelu", "silu", "exp", "layer_norm", "constant_pad_nd", "clamp_min", "max_pool1d")
 GELU = '%g : str = prim::Constant[value="none"](); '
 
 
@@ -1076,6 +1077,11 @@ GELU = '%g : str = prim::Constant[value="none"](); '
         ("%r = aten::layer_norm(%full_b, %ones, %w, %w, %eps, %no)", "%result", True),
         ("%r = aten::layer_norm(%full_b, %ones, %w, %w, %eps, %no)", "%result, %r", False),
         ("%r = aten::layer_norm(%full_x, %ones, %w, %w, %eps, %no)", "%result", False),
+        ("%r = aten::constant_pad_nd(%full_b, %ones, %one)", "%result", True),
+        ("%r = aten::constant_pad_nd(%full_b, %ones, %one)", "%result, %r", False),
+        ("%r = aten::clamp_min(%full_b, %eps)", "%result", True),
+        ("%r = aten::clamp_min(%full_b, %x)", "%result", False),  # a bound that promotes
+        ("%r = aten::max_pool1d(%full_b, %ones, %ones, %ones, %ones, %no)", "%result", True),
     ],
 )
 def test_drop_casts_of_activations(rest: str, results: str, dropped: bool) -> None:
@@ -1086,6 +1092,62 @@ def test_drop_casts_of_activations(rest: str, results: str, dropped: bool) -> No
     assert kind == ("aten::mm" if dropped else TO_FULL), graph
     if dropped:
         assert activation.output().type().scalarType() == "BFloat16", graph
+
+
+@pytest.mark.parametrize(
+    ("items", "results", "dropped"),
+    [
+        ("%full_a, %full_b", "%result", True),
+        ("%full_a, %b", "%result", True),
+        ("%full_a, %full_b", "%result, %r", False),
+        ("%full_a, %full_x", "%result", False),  # of any data type
+        ("%full_a, %x", "%result", False),
+        ("%full_a, %full_b", "%result, %l", False),
+    ],
+)
+def test_drop_casts_of_concatenation(items: str, results: str, dropped: bool) -> None:
+    """What is concatenated and rounded is rounded first."""
+    rest = f"%l : Tensor[] = prim::ListConstruct({items}); %r = aten::cat(%l, %one)"
+    graph = after("drop_casts", with_sum(rest, results))
+    (cat,) = (n for n in walk(graph) if n.kind() == "aten::cat")
+    sources = [i.node().kind() for i in next(cat.inputs()).node().inputs()]
+    assert (TO_FULL not in sources) == dropped, graph
+
+
+@pytest.mark.parametrize(
+    ("rest", "results", "dropped"),
+    [
+        ("%r = aten::to(%full_b, %bf16, %no, %no, %none)", "%result", True),
+        ("%r = aten::to(%full_b, %bf16, %no, %no, %none)", "%result, %full_b", True),
+        ("%r = aten::to(%full_x, %bf16, %no, %no, %none)", "%result", False),
+        # a double would still be one
+        (
+            "%n = aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16); "
+            "%r = aten::to(%n, %bf16, %no, %no, %none)",
+            "%result",
+            False,
+        ),
+        (
+            "%n = aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16); "
+            "%m = aten::mm(%a, %n); %r = aten::to(%m, %bf16, %no, %no, %none)",
+            "%result",
+            True,
+        ),
+        ("%r = aten::to(%full_b, %half, %no, %no, %none)", "%result", False),
+        ("%r = aten::to(%b, %bf16, %no, %no, %none)", "%result", True),
+        ("%r = aten::to(%b, %bf16, %no, %yes, %none)", "%result", False),
+        (
+            "%r = aten::to(%full_b, %bf16, %no, %no, %none); %q = aten::relu_(%r)",
+            "%result",
+            False,
+        ),
+    ],
+)
+def test_drop_casts_back(rest: str, results: str, dropped: bool) -> None:
+    """What is widened and rounded again is what it was, unless a copy is wanted, or made of it."""
+    graph = after("drop_casts", with_sum(rest, results))
+    casts = [n for n in walk(graph) if n.kind() == "aten::to"]
+    assert len(casts) == (1 if dropped else 2), graph
 
 
 def test_drop_casts_of_float() -> None:
@@ -2121,6 +2183,84 @@ def test_fold_scale_keeps_what_rounds_to_other_numbers(number: float) -> None:
     factor.t_("value", torch.tensor([1, 1, number, 1, 1]))
     _C.run_pass("fold_scale", graph)
     assert "aten::mul" in kinds(graph)
+
+
+class LearnableAffine(torch.nn.Module):
+    """PP-HGNet's: a number behind ReLU, and one that is added."""
+
+    def __init__(self, scale: Tensor, shift: Tensor, layer: torch.nn.Module, code: str) -> None:
+        super().__init__()
+        self.layer, self.code = layer, code
+        self.scale, self.shift = torch.nn.Parameter(scale), torch.nn.Parameter(shift)
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.relu(self.layer(x))
+        return eval(self.code, {"y": y, "s": self.scale, "t": self.shift})
+
+
+CONVOLVED = torch.nn.Conv2d(3, 5, 3, bias=False)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "code", "bound"),
+    [
+        ([1.7], [0.3], "s * y + t", "aten::clamp_min"),
+        ([[1.7]], [[0.3]], "t + y * s", "aten::clamp_min"),
+        ([-1.7], [0.3], "s * y + t", "aten::clamp_max"),
+        ([-1.7], [0.3], "s * y", "aten::clamp_max"),
+        ([1.7], [0.3], "s * y", "aten::relu"),
+        ([1.7], [0.0], "s * y + t", "aten::relu"),
+        ([1.7], [[[[0.3]]]], "s * y + t", "aten::clamp_min"),
+        ([0.0], [0.3], "s * y + t", None),
+        ([math.nan], [0.3], "s * y + t", None),
+        ([1.7], [math.inf], "s * y + t", "aten::relu"),
+        (
+            [[[1.7], [1.6], [1.5], [1.4], [1.3], [1.2], [1.1], [1.0], [0.9]]],
+            [0.3],
+            "s[:, :y.size(-2)] * y + t",
+            None,
+        ),
+        ([1.7], [0.3], "(s * y + t, y)", None),
+        ([[[[[1.7]]]]], [0.3], "s * y + t", None),
+    ],
+)
+@pytest.mark.parametrize("layer", [CONVOLVED, torch.nn.Linear(7, 5)], ids=["conv", "linear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_fold_scale_through_relu(
+    scale: Any,
+    shift: Any,
+    code: str,
+    bound: str | None,
+    layer: torch.nn.Module,
+    dtype: torch.dtype,
+) -> None:
+    """relu(x) * s + t is max(x * s + t, t), or min where s is negative."""
+    linear = isinstance(layer, torch.nn.Linear)
+    if linear and isinstance(scale[0], list):
+        bound = None  # the result may have more dimensions than rows
+    elif linear and isinstance(shift[0], list):
+        bound = "aten::relu"
+    m = LearnableAffine(torch.tensor(scale), torch.tensor(shift), layer, code).eval()
+    x = torch.randn(2, 3, 9, 7)
+    x[0, 0, 0, 0] = math.nan
+    narrow = dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16, enabled=narrow, cache_enabled=False):
+        script = torch.jit.freeze(torch.jit.trace(m, x))
+    plain, graph = script.graph.copy(), script.graph.copy()
+    for each in (plain, graph):
+        torch._C._jit_pass_constant_propagation(each)
+    _C.run_pass("fold_scale", graph)
+    torch._C._jit_pass_lint(graph)
+    folded = "aten::mul" not in kinds(graph)
+    assert folded == (bound is not None), graph
+    if bound:
+        assert bound in kinds(graph), graph
+    want, got = (torch._C._create_function_from_graph("f", g)(script, x) for g in (plain, graph))
+    if isinstance(want, tuple):
+        want, got = want[0], got[0]
+    assert got.dtype == want.dtype
+    tolerance = 0.02 if narrow else 1e-6
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 class Scaled(torch.nn.Module):

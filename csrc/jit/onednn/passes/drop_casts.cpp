@@ -16,13 +16,16 @@
 //    or an op that computes in fp32 would see stays as it is. Likewise with activations (GELU) and
 //    layer norms: all kernels compute those of reduced precision in fp32 and round once, so nothing
 //    changes but that the op before can be fused with an activation, and that a norm reads half as
-//    much. In front of a norm a sum stays in fp32.
-// 2. A cast to the data type that its input has by construction is its input.
+//    much. In front of a norm a sum stays in fp32. And likewise with what moves numbers or takes
+//    some of them: padding, concatenation, max pooling, bounds.
+// 2. A cast to the data type that its input has by construction is its input, and so is one back to
+//    what its input was widened from.
 //
 // "By construction" is whatever the inputs of the graph are; profiled types don't count. The data
 // types that autocast leaves alone (double, integers) may stand in place of a known one: neither
-// cast changes them.
+// cast changes them, but aten::to does, which is dropped only where none can.
 #include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -35,7 +38,37 @@ namespace llga {
 namespace {
 
 namespace aten = torch::jit::aten;
+using torch::jit::toIValue;
 using torch::jit::Use;
+
+// Ops whose result has numbers of their operand, in memory of its own. (Rounding does not change
+// which is the greater one.)
+bool picks(const Node* node) {
+  switch (node->kind()) {
+    case aten::max_pool1d:
+    case aten::max_pool2d:
+    case aten::constant_pad_nd:
+    case aten::pad:
+      return true;
+    case aten::clamp:
+    case aten::clamp_min:
+    case aten::clamp_max:
+      return keepsFirst(node);
+    default:
+      return false;
+  }
+}
+
+// Whether it rounds what was widened.
+bool castsBack(const Node* node) {
+  return isReducedPrecision(castsTo(node)) && widens(node->input(0)->node());
+}
+
+// A list of tensors that is concatenated, and nothing else.
+bool isConcatenated(const Node* node) {
+  return node->kind() == torch::jit::prim::ListConstruct && node->output()->uses().size() == 1 &&
+         node->output()->uses()[0].user->kind() == aten::cat;
+}
 
 // Whether all that depends on a value is as if the value had been rounded to the reduced precision;
 // asks under the assumption that `narrowed` are computed in it.
@@ -105,7 +138,11 @@ std::pair<size_t, size_t> operandsOf(const Node* node) {
   if (node->kind() == asTargetKind()) {
     return {1, 2};
   }
-  const bool one = isActivation(node) || node->kind() == aten::layer_norm;
+  if (isConcatenated(node)) {
+    return {0, node->inputs().size()};
+  }
+  const bool one =
+      isActivation(node) || picks(node) || castsBack(node) || node->kind() == aten::layer_norm;
   return {0, isBinary(node) ? 2 : one ? 1 : 0};
 }
 
@@ -138,6 +175,11 @@ void narrow(Block* block, const Nodes& narrowed, const Rounding& rounding) {
   });
 }
 
+// What has the data type of its operands.
+const Value* resultOf(const Node* node) {
+  return isConcatenated(node) ? node->output()->uses()[0].user->output() : node->output();
+}
+
 // Whether a node still changes no data type that it did not change before.
 bool agrees(const Node* node, KnownTypes& types) {
   return node->kind() != asTargetKind() || types.of(node->input(0)) == types.of(node->output());
@@ -151,9 +193,10 @@ void narrowOps(const GraphPtr& graph) {
   }
   const torch::jit::AliasDb aliases(graph);
   std::erase_if(narrowed, [&](const Node* node) {  // a cast may have been made before a write
-    return std::any_of(node->inputs().begin(), node->inputs().end(), [&](const Value* operand) {
-      return widens(operand->node()) && aliases.hasWriters(operand->node()->input(0));
-    });
+    return (castsBack(node) && aliases.hasWriters(node->output())) ||
+           std::any_of(node->inputs().begin(), node->inputs().end(), [&](const Value* operand) {
+             return widens(operand->node()) && aliases.hasWriters(operand->node()->input(0));
+           });
   });
   while (!narrowed.empty()) {
     KnownTypes types(narrowed);
@@ -161,7 +204,11 @@ void narrowOps(const GraphPtr& graph) {
     Rounding rounding(narrowed, types);
     auto rest = narrowed;
     std::erase_if(rest, [&](const Node* node) {
-      return !rounding.reachesAllReadersOf(node->output()) || !agrees(node, types);
+      if (castsBack(node)) {
+        const auto* source = node->input(0)->node()->input(0);
+        return types.of(source) != castsTo(node) || !isCertain(source);
+      }
+      return !rounding.reachesAllReadersOf(resultOf(node)) || !agrees(node, types);
     });
     if (rest.size() == narrowed.size()) {
       narrow(graph->block(), narrowed, rounding);
@@ -171,11 +218,19 @@ void narrowOps(const GraphPtr& graph) {
   }
 }
 
+// A cast of a tensor whose data type is certain that gives the tensor itself where it is the same.
+bool isNoCopy(const Node* node) {
+  return castsTo(node) && toIValue(node->input(3)) == c10::IValue(false) &&
+         node->input(4)->mustBeNone() && isCertain(node->input(0));
+}
+
 void dropIdentities(Block* block) {
   const Nodes none;
   KnownTypes types(none);
   walk(block, [&](Node* node) {
-    const auto target = widens(node) ? Dtype(at::kFloat) : reducesTo(node);
+    const auto target = widens(node)     ? Dtype(at::kFloat)
+                        : isNoCopy(node) ? castsTo(node)
+                                         : reducesTo(node);
     if (target) {
       if (types.of(node->input(0)) == target) {
         node->output()->replaceAllUsesWith(node->input(0));

@@ -76,7 +76,29 @@ bool hasDimensions(const Value* value, int further = 8) {
   }
 }
 
+bool isCertain(const Value* value, int further) {
+  const auto* node = value->node();
+  if (further == 0) {
+    return false;
+  }
+  if (node->kind() == prim::Constant || castsTo(node)) {
+    return true;
+  }
+  const auto isCertainToo = [&](const Value* operand) { return isCertain(operand, further - 1); };
+  if (isProduct(node)) {  // both operands have one data type, or it raises
+    return isCertainToo(node->input(0)) || isCertainToo(node->input(1));
+  }
+  if (keepsFirst(node) || widens(node)) {
+    return isCertainToo(node->input(0));
+  }
+  const auto* list = node->kind() == aten::cat ? node->input(0)->node() : nullptr;
+  return list != nullptr && list->kind() == prim::ListConstruct &&
+         std::all_of(list->inputs().begin(), list->inputs().end(), isCertainToo);
+}
+
 }  // namespace
+
+bool isCertain(const Value* value) { return isCertain(value, /*further=*/8); }
 
 bool isReducedPrecision(Dtype dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
@@ -257,11 +279,13 @@ Dtype KnownTypes::ofAll(const Value* list) {
   if (node->kind() != prim::ListConstruct || node->inputs().empty()) {
     return std::nullopt;
   }
-  const auto first = of(node->input(0));
-  return std::all_of(node->inputs().begin(), node->inputs().end(),
-                     [&](const Value* item) { return of(item) == first; })
-             ? first
-             : std::nullopt;
+  const auto first = of(operandOf(node, 0));
+  for (size_t i = 1; i < node->inputs().size(); ++i) {
+    if (of(operandOf(node, i)) != first) {
+      return std::nullopt;
+    }
+  }
+  return first;
 }
 
 }  // namespace llga

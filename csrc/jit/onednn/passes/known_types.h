@@ -35,6 +35,10 @@ bool keepsFirst(const Node* node);
 // Ops that make a list of the parts of a tensor.
 bool splits(const Node* node);
 
+// Whether the data type that `value` has by construction is its own for sure: that no double or
+// integers stand in its place. False where that is not known, or only from far back.
+bool isCertain(const Value* value);
+
 // Values are best asked for in the graph's order: then no answer has to look far back. Answers are
 // kept, for values that have been asked for. Owned by one thread; the graph has to stay.
 class KnownTypes {
