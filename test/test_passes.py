@@ -1122,14 +1122,18 @@ def test_drop_casts_of_concatenation(items: str, results: str, dropped: bool) ->
         ("%r = aten::to(%full_x, %bf16, %no, %no, %none)", "%result", False),
         # a double would still be one
         (
-            "%n = aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16); "
-            "%r = aten::to(%n, %bf16, %no, %no, %none)",
+            (
+                "%n = aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16); "
+                "%r = aten::to(%n, %bf16, %no, %no, %none)"
+            ),
             "%result",
             False,
         ),
         (
-            "%n = aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16); "
-            "%m = aten::mm(%a, %n); %r = aten::to(%m, %bf16, %no, %no, %none)",
+            (
+                "%n = aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16); "
+                "%m = aten::mm(%a, %n); %r = aten::to(%m, %bf16, %no, %no, %none)"
+            ),
             "%result",
             True,
         ),
@@ -1156,6 +1160,24 @@ def test_drop_casts_of_float() -> None:
     graph = after("drop_casts", with_sum(rest, "%result, %m, %n"))
     casts = [next(node.inputs()).node().kind() for node in graph.findAllNodes(TO_FULL)]
     assert sorted(casts) == ["aten::mm", "aten::mm", "aten::to"], graph
+
+
+@pytest.mark.parametrize(
+    ("code", "dropped"),
+    [
+        ("%n = aten::linalg_vector_norm(%full_b, %one, %ones, %yes, %none)", True),
+        # the rounded one is float32 where autocast is on
+        ("%n = aten::linalg_vector_norm(%b, %one, %ones, %yes, %none)", False),
+        ("%n = aten::linalg_vector_norm(%full_b, %one, %ones, %yes, %half)", False),
+        ("%n = aten::addcmul(%full_b, %full_b, %s, %one)", True),
+        ("%n = aten::addcmul(%full_b, %x, %s, %one)", False),
+    ],
+)
+def test_drop_casts_of_what_stays_float(code: str, dropped: bool) -> None:
+    graph = after("drop_casts", with_sum(f"{code}; %r = FULL(%n)", "%result, %r, %s"))
+    kind = code.split("aten::")[1].split("(")[0]
+    read = [use.user.kind() for use in next(graph.findNode(f"aten::{kind}").outputs()).uses()]
+    assert (TO_FULL not in read) == dropped, graph
 
 
 def test_drop_casts_in_place() -> None:
@@ -1505,6 +1527,33 @@ def test_prepare_binary_spells_promotion() -> None:
     graph = after("prepare_binary", BINARY)
     assert kinds(graph) == ["aten::to", "aten::add"]
     FileCheck().check("value=6").check("aten::to").check("llga_inserted=1").run(str(graph))
+
+
+@pytest.mark.parametrize(
+    ("types", "casts"),
+    [
+        (("Float", "Float", "BFloat16"), 1),
+        (("BFloat16", "Float", "BFloat16"), 2),
+        (("BFloat16",) * 3, 0),
+        (("Float",) * 3, 0),
+        (("Float", "Double", "BFloat16"), 0),
+    ],
+)
+def test_prepare_binary_spells_promotion_of_three(types: tuple[str, ...], casts: int) -> None:
+    x, y, z = (f"{t}(2, 3, strides=[3, 1], requires_grad=0, device=cpu)" for t in types)
+    graph = after(
+        "prepare_binary",
+        f"""
+        graph(%x : {x}, %y : {y}, %z : {z}):
+          %one : int = prim::Constant[value=1]()
+          %r : Tensor = aten::addcmul(%x, %y, %z, %one)
+          return (%r)
+        """,
+    )
+    assert kinds(graph) == ["aten::to"] * casts + ["aten::addcmul"]
+    if casts:
+        operands = list(next(n for n in walk(graph) if n.kind() == "aten::addcmul").inputs())[:3]
+        assert {o.type().scalarType() for o in operands} == {"Float"}
 
 
 def test_unfused_casts_are_taken_out_again() -> None:

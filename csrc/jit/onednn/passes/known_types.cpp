@@ -65,6 +65,10 @@ bool hasDimensions(const Value* value, int further = 8) {
     case aten::adaptive_avg_pool1d:
     case aten::adaptive_avg_pool2d:
       return true;
+    case aten::linalg_vector_norm:
+    case aten::mean:
+      return node->inputs().size() > 3 && isTrue(node->namedInput("keepdim")) &&
+             hasDimensions(node->input(0), further - 1);
     case aten::dropout:
     case aten::to:
       return hasDimensions(node->input(0), further - 1);
@@ -225,6 +229,15 @@ Dtype KnownTypes::infer(const Value* value) {
   switch (node->kind()) {
     case aten::to:
       return castsTo(node);
+    case aten::linalg_vector_norm:  // of reduced precision it is float32 where autocast is on
+      return node->namedInput("dtype")->mustBeNone() && of(node->input(0)) == at::kFloat
+                 ? Dtype(at::kFloat)
+                 : std::nullopt;
+    case aten::addcmul:
+      return std::all_of(node->inputs().begin(), node->inputs().begin() + 3,
+                         [&](const Value* operand) { return of(operand) == at::kFloat; })
+                 ? Dtype(at::kFloat)
+                 : std::nullopt;
     case aten::embedding:
       return of(node->input(0));
     case aten::cat:

@@ -13,6 +13,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/ir/constants.h>
 
+#include <vector>
+
 #include "jit/onednn/facts.h"
 #include "jit/onednn/passes/passes.h"
 
@@ -86,21 +88,9 @@ void numberOperand(Node* node, const Facts& facts) {
   node->replaceInput(1, node->owningGraph()->insertConstant(number->toDouble()));
 }
 
-void castOperand(Node* node, const Facts& facts) {
-  const auto left = facts.tensor(node->input(0));
-  const auto right = facts.tensor(node->input(1));
-  if (!left.dtype || !right.dtype || *left.dtype == *right.dtype || !left.sizes || !right.sizes ||
-      left.sizes->empty() || right.sizes->empty()) {
-    return;
-  }
-  const bool left_narrow = *left.dtype == at::kBFloat16 && *right.dtype == at::kFloat;
-  const bool right_narrow = *right.dtype == at::kBFloat16 && *left.dtype == at::kFloat;
-  if (!left_narrow && !right_narrow) {
-    return;
-  }
+void castOperand(Node* node, size_t index) {
   auto* graph = node->owningGraph();
   WithInsertPoint guard(node);
-  const size_t index = left_narrow ? 0 : 1;
   auto* source = node->input(index);
   if (source->node()->kind() == torch::jit::prim::Constant) {
     node->replaceInput(
@@ -117,6 +107,25 @@ void castOperand(Node* node, const Facts& facts) {
   cast->copyMetadata(node);
   cast->i_(insertedAttr(), 1);
   node->replaceInput(index, cast->output());
+}
+
+// Of the first `count` inputs, those of bfloat16 beside others of float32.
+void castOperands(Node* node, size_t count, const Facts& facts) {
+  std::vector<size_t> narrow;
+  for (size_t i = 0; i < count; ++i) {
+    const auto known = facts.tensor(node->input(i));
+    if (!known.sizes || known.sizes->empty() || !(isNarrow(known) || known.dtype == at::kFloat)) {
+      return;
+    }
+    if (isNarrow(known)) {
+      narrow.push_back(i);
+    }
+  }
+  if (narrow.size() < count) {
+    for (const auto i : narrow) {
+      castOperand(node, i);
+    }
+  }
 }
 
 void dropExpand(Node* node, const Facts& facts) {
@@ -139,6 +148,9 @@ void visit(Block* block, const Facts& facts) {
     for (auto* nested : node->blocks()) {
       visit(nested, facts);
     }
+    if (node->kind() == aten::addcmul) {
+      castOperands(node, 3, facts);
+    }
     if (!isBinary(node) || !isTensor(node->input(1))) {
       continue;
     }
@@ -149,7 +161,7 @@ void visit(Block* block, const Facts& facts) {
       continue;
     }
     if (isTensor(node->input(1))) {
-      castOperand(node, facts);
+      castOperands(node, 2, facts);
     }
   }
 }
