@@ -365,6 +365,11 @@ WRITTEN = {
         f"(q @ {LENGTH_1.format('k')}.transpose(-2, -1)).softmax(-1) @ v", keys=33
     ),
     "queries_normalized": Written(f"({LENGTH_1.format('q')} @ k.mT).softmax(-1) @ v"),
+    "of_channels": Written(  # XCiT's
+        "q, k, v = q.mT, k.mT, v.mT\n"
+        f"y = ({LENGTH_1.format('q')} @ {LENGTH_1.format('k')}.mT).softmax(-1) @ v\n"
+        "return y.permute(0, 3, 1, 2).reshape(2, 40, 48)"
+    ),
     "other_norm": Written(
         "(F.normalize(q, p=1.0, dim=-1) @ F.normalize(k, dim=-2).mT).softmax(-1) @ v"
     ),

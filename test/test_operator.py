@@ -674,6 +674,42 @@ def test_product_with_an_addend_of_any_shape(sizes: tuple[int, ...]) -> None:
     assert_same(result, attend(q, k))
 
 
+SCORES = (2, 40, 40, 8)  # whose heads lie side by side, as where they talk
+ANY_ORDER = {
+    "left": (lambda x, y: torch.relu(x.permute(0, 3, 1, 2) @ y), SCORES, (2, 8, 40, 16)),
+    "right": (lambda x, y: torch.relu(y @ x.permute(0, 3, 1, 2)), SCORES, (2, 8, 16, 40)),
+    "both": (
+        lambda x, y: torch.relu(x.permute(0, 3, 1, 2) @ y.permute(0, 3, 2, 1)),
+        *(SCORES, (2, 16, 40, 8)),
+    ),
+    "result": (
+        lambda x, y: (torch.relu(x) @ y).transpose(-2, -1).reshape(2, 128, 5, 8),
+        *((2, 8, 40, 40), (2, 8, 40, 16)),
+    ),
+    "result by channels": (
+        lambda x, y: torch.relu((x @ y).permute(0, 3, 1, 2)),
+        *((2, 8, 40, 40), (2, 8, 40, 16)),
+    ),
+}
+
+
+@pytest.mark.usefixtures("speed_check")
+@pytest.mark.parametrize("case", ANY_ORDER)
+def test_products_of_matrices_in_any_order(case: str) -> None:
+    """By rows or by columns, or oneDNN has reference kernels, and for columns of the result."""
+    function, *sizes = ANY_ORDER[case]
+    x, y = (torch.randn(size) for size in sizes)
+    script = warmed(torch.jit.trace(function, (x, y)), x, y)
+    with torch.no_grad():
+        result, figures = counted(lambda: script(x, y))
+    assert_same(result, function(x, y))
+    assert figures["fallbacks"] == 0
+    report = llga_fuser.report(script, x, y, rounds=1)
+    kernels = [p.implementation for group in report.groups for p in group.primitives]
+    assert any(p.kind == "matmul" for group in report.groups for p in group.primitives), report
+    assert not any("ref" in kernel for kernel in kernels), kernels
+
+
 def largest_of_tokens() -> tuple[Any, Tensor]:
     """oneDNN reduces outer dimensions number by number: some 200 times slower than PyTorch."""
     x = torch.randn(8, 197, 768)

@@ -44,8 +44,18 @@ void reshape(Lowering& l) {
       .set_attr<bool>(Attr::special_zero, false);
 }
 
+// oneDNN's kernels for batches of matrix products write rows; for columns it has a reference one.
+bool isProductByColumns(const Node* transposition, const Shape& order) {
+  const auto kind = transposition->input(0)->node()->kind();
+  return (kind == torch::jit::aten::matmul || kind == torch::jit::aten::bmm) && !order.empty() &&
+         order.back() + 1 != static_cast<int64_t>(order.size());
+}
+
 void emitTranspose(Lowering& l, const Shape& order) {
   l.requireOneDtype();
+  if (isProductByColumns(l.node(), order)) {
+    l.refuse("of a matrix product, whose result would lie by columns");
+  }
   l.emit(OpKind::StaticTranspose, {l.in("self")}, {l.out()}).set_attr<Shape>(Attr::order, order);
 }
 

@@ -565,9 +565,9 @@ class PlanCompiler {
 
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes
   // beside its own: oneDNN 3.7 adds it to a matrix product as if it were row-major. The data of a
-  // layer norm, a reduction or a softmax over rows that do not lie together, and without AVX-512 a
-  // factor whose matrices do not lie one behind the other: reference kernels take them, at a
-  // hundred times the cost of a copy.
+  // layer norm, a reduction or a softmax over rows that do not lie together, a factor whose matrices
+  // lie neither by rows nor by columns, and without AVX-512 one whose matrices do not lie one behind
+  // the other: reference kernels take them, at a hundred times the cost of a copy.
   static bool needsRowMajor(const Ops& ops, const Layout& layout) {
     if (layout.get_layout_type() != LayoutType::strided) {
       return false;
@@ -591,10 +591,17 @@ class PlanCompiler {
       slow = slow ||
              (inputs.front().id == id && (kind == OpKind::LayerNorm || isReduction(kind))) ||
              (inputs.front().id == id && isSoftmaxOfRows(*op) && strides.back() != 1) ||
-             (reads && kind == OpKind::MatMul && usesAvxGemm() && !holdsMatrices(sizes, strides));
+             (reads && kind == OpKind::MatMul &&
+              (usesAvxGemm() ? !holdsMatrices(sizes, strides) : !liesByLines(sizes, strides)));
     }
     const bool image = !product && strides == channelsLastStrides(sizes);
     return slow || (operand && !image && ops.size() > 1);
+  }
+
+  // Matrices anywhere, each by rows or by columns.
+  static bool liesByLines(const Shape& sizes, const Shape& strides) {
+    const auto isLine = [&](size_t i) { return sizes[i] == 1 || strides[i] == 1; };
+    return isLine(sizes.size() - 1) || isLine(sizes.size() - 2);
   }
 
   // Matrices one behind the other, each by rows or by columns.

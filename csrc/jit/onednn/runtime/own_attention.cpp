@@ -300,7 +300,8 @@ class Finder {
   // The places of the rows of `product`, in a result that is made of them by moves.
   Attention::Place placeIn(const Value* result, const Value* product) const {
     const auto facts = factsOf(result);
-    if (!at::geometry_is_contiguous(*facts.sizes, *facts.strides)) {
+    const auto places = numbered(*facts.sizes, *facts.strides).flatten();
+    if (places.numel() > 0 && places.max().item<int64_t>() >= places.numel()) {
       refuse("a result with gaps");
     }
     std::vector<const Node*> moves;
@@ -318,7 +319,7 @@ class Finder {
     }
     const auto targets = numbers.flatten().to(at::kLong);
     auto positions = at::full({count}, -1, at::kInt);
-    positions.index_put_({targets}, at::arange(targets.numel(), at::kInt));
+    positions.index_put_({targets}, places);
     if (positions.ge(0).sum().item<int64_t>() != targets.numel()) {
       refuse("a result that has numbers twice");
     }
