@@ -1536,6 +1536,8 @@ def test_bfloat16_convolution_with_special_values(case: str, value: float) -> No
     """They reach the results that see their pixel, or of their output, and no others."""
     if not fuses(torch.bfloat16):
         pytest.skip("oneDNN has no bf16 kernels on this processor")
+    if case == "widened, one channel" and not has_matrix_units():
+        pytest.skip("oneDNN's kernels, also PyTorch's, multiply what lies beside the channel by 0")
     m = convolution(TILED_CONVOLUTIONS[case]).bfloat16()
     size = TILED_CONVOLUTIONS[case].size
     x = torch.randn(size).to(torch.bfloat16, memory_format=torch.channels_last)

@@ -138,6 +138,9 @@ void dropExpand(Node* node, const Facts& facts) {
     if ((source->kind() == aten::expand || source->kind() == aten::expand_as) &&
         facts.tensor(node->input(1 - i)).sizes == result) {
       node->replaceInput(i, source->input(0));
+      if (!source->output()->hasUses()) {
+        source->destroy();  // or it would read both tensors still
+      }
     }
   }
 }
