@@ -1563,6 +1563,29 @@ def test_unfused_casts_are_taken_out_again() -> None:
     assert kinds(graph) == ["aten::add"]
 
 
+@pytest.mark.parametrize("op", ["expand", "expand_as"])
+def test_expansions_of_other_sizes(op: str) -> None:
+    """The other operand no longer has the sizes that the operand is expanded to."""
+    sizes = {"expand": "2, 3, 5, 5", "expand_as": "y"}[op]
+    code = f"y = self.c(x); return torch.relu(y + t.{op}({sizes}))"
+    m = net(code, "x, t", c=torch.nn.Conv2d(3, 3, 1)).eval()
+    x, t = torch.randn(2, 3, 5, 5), torch.randn(1, 3, 1, 1)
+    with torch.no_grad():
+        script = torch.jit.freeze(torch.jit.trace(m, (x, t)))
+        for _ in range(3):
+            torch.testing.assert_close(script(x, t), m(x, t))
+        graph = script.graph_for(x, t)
+        assert [k for k in kinds(graph) if "aten" in k] == [], graph
+        torch.testing.assert_close(script(x[:1], t), m(x[:1], t))
+        many = torch.randn(2, 3, 1, 1)
+        torch.testing.assert_close(script(x, many), m(x, many))
+        if op == "expand_as":
+            with pytest.raises(RuntimeError, match="expanded size"):
+                script(x[:1], many)
+        else:
+            torch.testing.assert_close(script(x[:1], many), m(x[:1], many))
+
+
 @pytest.mark.parametrize(("op", "mirrored"), [("sub", "rsub"), ("add", "add"), ("mul", "mul")])
 def test_prepare_binary_numbers_go_right(op: str, mirrored: str) -> None:
     def function(x: Tensor) -> Tensor:
@@ -1600,7 +1623,9 @@ def test_prepare_binary_drops_expansions(op: str, beside: str, dropped: bool) ->
         """,
     )
     (mul,) = (n for n in walk(graph) if n.kind() == "aten::mul")
-    assert (list(mul.inputs())[1].node().kind() == "prim::Param") == dropped
+    kind = list(mul.inputs())[1].node().kind()
+    assert kind == ("llga::operand" if dropped else f"aten::{op}")
+    assert (f"aten::{op}" in kinds(graph)) != dropped  # nor left behind, reading both
 
 
 def test_defer_size_check() -> None:

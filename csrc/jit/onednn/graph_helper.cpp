@@ -223,12 +223,15 @@ class BlockPartitioner {
     }
   }
 
-  // An identity goes with the node whose result it is. Sorts the nodes.
+  // An identity goes with the node whose result it is, an operand's with the op that alone reads
+  // it. Sorts the nodes.
   void addIdentities(std::vector<Proposal>& proposals) const {
     std::unordered_map<const Node*, std::vector<Node*>> identities;
     for (auto* node : block_->nodes()) {
       if (isIdentity(node)) {
-        identities[behind(node->output())->node()].push_back(node);
+        const auto& uses = node->output()->uses();
+        const bool read = node->kind() == operandKind() && uses.size() == 1;
+        identities[read ? uses[0].user : behind(node->output())->node()].push_back(node);
       }
     }
     for (auto& [nodes, compute, elementwise, views, casts] : proposals) {

@@ -99,9 +99,14 @@ Symbol otherwiseAttr() {
   return attr;
 }
 
+Symbol operandKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::operand");
+  return kind;
+}
+
 bool isIdentity(const Node* node) {
   return node->kind() == asTargetKind() || node->kind() == asFloatKind() ||
-         node->kind() == ofBatchKind();
+         node->kind() == ofBatchKind() || node->kind() == operandKind();
 }
 
 Symbol einsumKind() {

@@ -69,7 +69,13 @@ Symbol rankAttr();
 // graph on it; not a Subgraph, which torch would merge with the one of the group.
 Symbol otherwiseAttr();
 
-// True for these three.
+// Schema of the op that prepare_binary puts in the place of an operand's expansion:
+//   llga::operand(x, other, sizes)
+// is `x`, for a binary op with `other`, if it has the sizes that `x` is expanded to (None: its own);
+// else `x`, expanded. Inside a group it costs nothing, as as_target does.
+Symbol operandKind();
+
+// True for these four.
 bool isIdentity(const Node* node);
 
 // The casts that TorchScript's autocast puts in. They change nothing but floating-point tensors,

@@ -255,7 +255,8 @@ class Matcher {
       return std::nullopt;
     }
     const auto* divisor = belowCasts(division->input(1), nodes);
-    const auto* expansion = above(divisor, aten::expand_as, nodes);
+    const bool left_out = divisor->node()->kind() == operandKind();
+    const auto* expansion = above(divisor, left_out ? operandKind() : aten::expand_as, nodes);
     const auto* clamp =
         above(expansion != nullptr ? expansion->input(0) : divisor, aten::clamp_min, nodes);
     const auto* norm = clamp != nullptr ? above(clamp->input(0), kNorm, nodes) : nullptr;

@@ -212,7 +212,7 @@ Dtype KnownTypes::infer(const Value* value) {
   if (node->kind() == asTargetKind()) {
     return of(operandOf(node, 1));
   }
-  if (node->kind() == ofBatchKind()) {
+  if (node->kind() == ofBatchKind() || node->kind() == operandKind()) {
     return of(node->input(0));
   }
   if (node->kind() == asFloatKind()) {

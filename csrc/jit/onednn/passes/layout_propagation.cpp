@@ -141,7 +141,7 @@ bool mayLieAnyhow(const Value* value) {
   bool read = false;
   for (const auto& use : value->uses()) {
     const auto* user = use.user;
-    if (readsShape(user)) {
+    if (readsShape(user) || (user->kind() == operandKind() && use.offset == 1)) {
       continue;
     }
     const bool here = user->owningBlock() == value->node()->owningBlock();

@@ -8,10 +8,14 @@
 //      aten::add(%bf16, %f32)  ->  aten::add(aten::to(%bf16, float), %f32)
 //    A cast that ends up in no group is taken out again by the graph fuser.
 // 3. aten::expand or aten::expand_as of an operand is what the binary op does anyway:
-//      aten::add(%x, aten::expand(%bias, ...))  ->  aten::add(%x, %bias)
-//    where %x alone already has the result's sizes.
+//      aten::add(%x, aten::expand(%bias, %sizes, ...))
+//    ->
+//      aten::add(%x, llga::operand(%bias, %x, %sizes))
+//    where %x alone already has the result's sizes; the op, which is the operand itself then, sees
+//    to it that other calls get what they got.
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <vector>
 
@@ -128,19 +132,48 @@ void castOperands(Node* node, size_t count, const Facts& facts) {
   }
 }
 
+void registerOperand() {
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      "llga::operand(Tensor(a) x, Tensor other, int[]? sizes) -> Tensor(a)",
+      [](torch::jit::Stack& stack) {
+        const auto sizes = torch::jit::pop(stack);
+        const auto other = torch::jit::pop(stack).toTensor();
+        auto expanded = torch::jit::peek(stack, 0, 1)
+                            .toTensor()
+                            .expand(sizes.isNone() ? other.sizes().vec() : sizes.toIntVector());
+        if (expanded.sizes() != other.sizes()) {
+          torch::jit::peek(stack, 0, 1) = std::move(expanded);
+        }
+      },
+      c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
+// The other operand may have other sizes in another call, so that the expansion is not just gone.
 void dropExpand(Node* node, const Facts& facts) {
   const auto result = facts.tensor(node->output()).sizes;
   if (!result) {
     return;
   }
+  auto* graph = node->owningGraph();
   for (size_t i = 0; i < 2; ++i) {
     auto* source = node->input(i)->node();
-    if ((source->kind() == aten::expand || source->kind() == aten::expand_as) &&
-        facts.tensor(node->input(1 - i)).sizes == result) {
-      node->replaceInput(i, source->input(0));
-      if (!source->output()->hasUses()) {
-        source->destroy();  // or it would read both tensors still
-      }
+    auto* other = node->input(1 - i);
+    const bool expands = source->kind() == aten::expand ||
+                         (source->kind() == aten::expand_as && source->input(1) == other);
+    if (!expands || facts.tensor(other).sizes != result) {
+      continue;
+    }
+    registerOperand();
+    const WithInsertPoint guard(node);
+    auto* sizes =
+        source->kind() == aten::expand ? source->input(1) : graph->insertConstant(c10::IValue());
+    auto* operand =
+        graph->insertNode(graph->create(operandKind(), {source->input(0), other, sizes}));
+    operand->copyMetadata(source);
+    operand->output()->setType(source->input(0)->type());
+    node->replaceInput(i, operand->output());
+    if (!source->output()->hasUses()) {
+      source->destroy();  // or it would read both tensors still
     }
   }
 }

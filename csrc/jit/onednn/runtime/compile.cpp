@@ -127,6 +127,29 @@ class PlanCompiler {
     return [tensor = draft_.constantTensor(id)] { return tensor; };
   }
 
+  // Whether the tensor of an operandKind() node would get the sizes that the other one has.
+  bool isExpandedToOther(const Node* node) const {
+    const auto from = draft_.request.facts->tensor(node->input(0)).sizes;
+    const auto other = draft_.request.facts->tensor(node->input(1)).sizes;
+    const auto sizes = draft_.request.facts->constant(node->input(2));
+    if (!from || !other || !sizes || from->size() > other->size()) {
+      return false;
+    }
+    const auto to = sizes->isNone() ? *other : sizes->toIntVector();
+    if (to.size() != other->size()) {
+      return false;
+    }
+    const auto added = to.size() - from->size();
+    for (size_t i = 0; i < to.size(); ++i) {
+      const auto own = i < added ? 1 : (*from)[i - added];
+      const auto wanted = to[i] == -1 && i >= added ? own : to[i];
+      if (wanted != (*other)[i] || (own != 1 && own != wanted)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   std::optional<int64_t> rankOf(const Value* value) const {
     const auto sizes = draft_.request.facts->tensor(value).sizes;
     return sizes ? std::optional(static_cast<int64_t>(sizes->size())) : std::nullopt;
@@ -147,6 +170,9 @@ class PlanCompiler {
         }
         if (node->kind() == ofBatchKind() && rankOf(node->input(1)) != node->i(rankAttr())) {
           throw CompileError{qualifiedName(node) + ": the image has no batch"};
+        }
+        if (node->kind() == operandKind() && !isExpandedToOther(node)) {
+          throw CompileError{qualifiedName(node) + ": expanded to sizes that the other has not"};
         }
         continue;
       }
@@ -565,9 +591,9 @@ class PlanCompiler {
 
   // What a kernel does badly in another order of dimensions than its own. An operand that it takes
   // beside its own: oneDNN 3.7 adds it to a matrix product as if it were row-major. The data of a
-  // layer norm, a reduction or a softmax over rows that do not lie together, a factor whose matrices
-  // lie neither by rows nor by columns, and without AVX-512 one whose matrices do not lie one behind
-  // the other: reference kernels take them, at a hundred times the cost of a copy.
+  // layer norm, a reduction or a softmax over rows that do not lie together, a factor whose
+  // matrices lie neither by rows nor by columns, and without AVX-512 one whose matrices do not lie
+  // one behind the other: reference kernels take them, at a hundred times the cost of a copy.
   static bool needsRowMajor(const Ops& ops, const Layout& layout) {
     if (layout.get_layout_type() != LayoutType::strided) {
       return false;
