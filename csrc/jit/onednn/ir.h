@@ -71,8 +71,8 @@ Symbol otherwiseAttr();
 
 // Schema of the op that prepare_binary puts in the place of an operand's expansion:
 //   llga::operand(x, other, sizes)
-// is `x`, for a binary op with `other`, if it has the sizes that `x` is expanded to (None: its own);
-// else `x`, expanded. Inside a group it costs nothing, as as_target does.
+// is `x`, for a binary op with `other`, if it has the sizes that `x` is expanded to (None: its
+// own); else `x`, expanded. Inside a group it costs nothing, as as_target does.
 Symbol operandKind();
 
 // True for these four.
