@@ -245,8 +245,8 @@ class Matcher {
     found_.nodes.insert(found_.nodes.end(), found.nodes.begin(), found.nodes.end());
   }
 
-  // rows / clamp_min(norm(rows, 2, [-1], keepdim), least).expand_as(rows), with casts or without;
-  // prepare_binary leaves the expansion out.
+  // rows / clamp_min(norm(rows, 2, [-1], keepdim), least).expand_as(rows), with casts or without,
+  // and with what prepare_binary puts in the place of the expansion, or nothing.
   std::optional<Normalized> normalized(const Value* value) const {
     static const auto kNorm = Symbol::fromQualString("aten::linalg_vector_norm");
     std::vector<const Node*> nodes;

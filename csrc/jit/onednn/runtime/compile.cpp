@@ -127,29 +127,6 @@ class PlanCompiler {
     return [tensor = draft_.constantTensor(id)] { return tensor; };
   }
 
-  // Whether the tensor of an operandKind() node would get the sizes that the other one has.
-  bool isExpandedToOther(const Node* node) const {
-    const auto from = draft_.request.facts->tensor(node->input(0)).sizes;
-    const auto other = draft_.request.facts->tensor(node->input(1)).sizes;
-    const auto sizes = draft_.request.facts->constant(node->input(2));
-    if (!from || !other || !sizes || from->size() > other->size()) {
-      return false;
-    }
-    const auto to = sizes->isNone() ? *other : sizes->toIntVector();
-    if (to.size() != other->size()) {
-      return false;
-    }
-    const auto added = to.size() - from->size();
-    for (size_t i = 0; i < to.size(); ++i) {
-      const auto own = i < added ? 1 : (*from)[i - added];
-      const auto wanted = to[i] == -1 && i >= added ? own : to[i];
-      if (wanted != (*other)[i] || (own != 1 && own != wanted)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
   std::optional<int64_t> rankOf(const Value* value) const {
     const auto sizes = draft_.request.facts->tensor(value).sizes;
     return sizes ? std::optional(static_cast<int64_t>(sizes->size())) : std::nullopt;
@@ -164,15 +141,16 @@ class PlanCompiler {
         continue;
       }
       if (isIdentity(node)) {
-        if (draft_.request.facts->tensor(node->input(0)).dtype !=
-            draft_.request.facts->tensor(node->output()).dtype) {
+        const auto from = draft_.request.facts->tensor(node->input(0));
+        const auto to = draft_.request.facts->tensor(node->output());
+        if (from.dtype != to.dtype) {
           throw CompileError{qualifiedName(node) + ": converts its result to another data type"};
+        }
+        if (node->kind() == operandKind() && from.sizes != to.sizes) {
+          throw CompileError{qualifiedName(node) + ": expanded to sizes that the other has not"};
         }
         if (node->kind() == ofBatchKind() && rankOf(node->input(1)) != node->i(rankAttr())) {
           throw CompileError{qualifiedName(node) + ": the image has no batch"};
-        }
-        if (node->kind() == operandKind() && !isExpandedToOther(node)) {
-          throw CompileError{qualifiedName(node) + ": expanded to sizes that the other has not"};
         }
         continue;
       }
