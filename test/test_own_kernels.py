@@ -1217,9 +1217,6 @@ def test_special_numbers_of_a_narrow_weight(special: float) -> None:
         check(m, [torch.randn(rows, 40)])
 
 
-TILED = "llga_gemm:amx_bf16"
-
-
 class Tiled(NamedTuple):
     """A linear layer of bfloat16, or of images a pointwise convolution, and what follows it."""
 
@@ -1228,7 +1225,7 @@ class Tiled(NamedTuple):
     code: str = "self.l(x)"
     bias: bool = True
     threads: int = 2
-    own: bool = True
+    own: str = "amx avx512"  # the kernels that are used where they are there
 
 
 TILED_LINEAR = {
@@ -1277,12 +1274,12 @@ TILED_LINEAR = {
     "images, sum": Tiled((1, 32, 9, 11), 32, "F.relu(self.l(x) + x)"),
     "images, silu": Tiled((2, 34, 9, 11), 33, "F.silu(self.l(x))"),
     "one pixel": Tiled((20, 32, 1, 1), 8, "F.relu(self.l(x))"),
-    # What stays with oneDNN.
-    "odd inputs": Tiled((40, 63), 96, own=False),
-    "few rows by a large weight": Tiled((15, 768), 768, own=False),
-    "many products": Tiled((1100, 1024), 1024, threads=1, own=False),
+    # What stays with oneDNN, for some or all.
+    "odd inputs": Tiled((40, 63), 96, own=""),
+    "few rows by a large weight": Tiled((15, 768), 768, own="avx512"),
+    "many products": Tiled((1100, 1024), 1024, threads=1, own="avx512"),
     "many products, threads": Tiled((1100, 1024), 1024),
-    "other activation": Tiled((40, 64), 96, "F.elu(self.l(x))", own=False),
+    "other activation": Tiled((40, 64), 96, "F.elu(self.l(x))", own=""),
 }
 
 
@@ -1299,7 +1296,7 @@ def tiled(case: Tiled) -> nn.Module:
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("case", TILED_LINEAR)
 def test_bfloat16_linear(case: str) -> None:
-    """With matrix units they have a kernel of our own."""
+    """With instructions for bfloat16 they have a kernel of our own."""
     if not fuses(torch.bfloat16):
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     c = TILED_LINEAR[case]
@@ -1310,7 +1307,9 @@ def test_bfloat16_linear(case: str) -> None:
     check(m, [x], dtype=torch.bfloat16, memory_format=layout)
     x = x.to(torch.bfloat16, memory_format=layout or torch.preserve_format)
     found = kernels_of(m.bfloat16(), x)
-    assert (TILED in found) == (c.own and has_matrix_units()), found
+    isa = "amx" if has_matrix_units() else "avx512"
+    expected = has_narrow_products() and isa in c.own.split()
+    assert (f"llga_gemm:{isa}_bf16" in found) == expected, found
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
@@ -1603,7 +1602,7 @@ WIDENED = {
 @pytest.mark.parametrize("size", [(2, 37, 96), (1, 1, 96), (3, 2, 800), (1, 1, 800)], ids=str)
 @pytest.mark.parametrize("case", WIDENED)
 def test_bfloat16_linear_that_becomes_float32(case: str, size: tuple[int, ...]) -> None:
-    """As in front of a residual sum in float32: with matrix units it is not rounded before."""
+    """As in front of a residual sum in float32: by our kernels it is not rounded before."""
     if not fuses(torch.bfloat16):
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     code, sums = WIDENED[case]
@@ -1621,14 +1620,15 @@ def test_bfloat16_linear_that_becomes_float32(case: str, size: tuple[int, ...]) 
         for _ in range(4):
             assert_same(script(x, y), expected, tol=TOLERANCES[torch.bfloat16])
         groups = llga_fuser.report(script, x, y, rounds=1).groups
-    if not has_matrix_units():
+    if not has_narrow_products():
         return
     joined = next(group for group in groups if "linear" in group.name)
     assert "autocast_to_full_precision" in joined.name, joined.name
     found = [p.implementation for p in joined.primitives]
     row = math.prod(size[:-1]) == 1
     if inputs == 96:
-        assert "llga_gemm:amx_bf16" in found and (len(found) == 1 or not sums), found
+        isa = "amx" if has_matrix_units() else "avx512"
+        assert f"llga_gemm:{isa}_bf16" in found and (len(found) == 1 or not sums), found
     elif row and not sums:
         assert "llga_gemv:avx2" in found, found
 
@@ -1651,7 +1651,7 @@ def test_linear_with_an_operand_that_lies_otherwise(autocast: bool, code: str) -
         groups = llga_fuser.report(script, x, y, rounds=1).groups
     found = {p.implementation for group in groups for p in group.primitives}
     # Under autocast a sum alone joins the layer.
-    ours = has_matrix_units() and code == "self.l(x) + y" if autocast else has_own_kernels()
+    ours = has_narrow_products() and code == "self.l(x) + y" if autocast else has_own_kernels()
     if ours and "*" not in code:
         assert "llga_copy" in found and any("llga_gemm" in name for name in found), found
         assert not any("ref" in name for name in found), found

@@ -203,13 +203,13 @@ class BlockPartitioner {
     std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });
   }
 
-  // Whether the reader makes float32 of what a linear layer gives in bfloat16, under autocast,
+  // Whether the reader makes float32 of what a linear layer gives in bfloat16, as under autocast,
   // where our kernel does that without rounding before.
   bool isWidenedForAutocast(const Proposal& proposal, const Proposal& reader) const {
     const auto* last = proposal.nodes.back();
-    return usesAmx() && ownKernels() && last->kind() == torch::jit::aten::linear &&
-           facts_.tensor(last->output()).dtype == at::kBFloat16 &&
-           reader.nodes.front()->kind() == fullPrecisionKind();
+    return usesAvx512Bf16() && ownKernels() && last->kind() == torch::jit::aten::linear &&
+           facts_.tensor(last->output()).dtype == at::kBFloat16 && reader.casts == 1 &&
+           facts_.tensor(reader.nodes.front()->output()).dtype == at::kFloat;
   }
 
   // A padding goes with the convolution that reads it.

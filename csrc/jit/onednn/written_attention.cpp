@@ -219,15 +219,19 @@ class Matcher {
     if (query && facts_.tensor(query->rows).dtype == facts_.tensor(found_.value).dtype) {
       take(*query, found_.query, found_.least_query_norm);
     }
-    const auto* swap = found_.key_by_rows ? nullptr : found_.key->node();
-    if (swap != nullptr && (!isOurs(found_.key) || !swapsLastTwo(swap))) {
-      return;
-    }
-    auto key = normalized(swap != nullptr ? swap->input(0) : found_.key);
-    if (key && facts_.tensor(key->rows).dtype == facts_.tensor(found_.query).dtype) {
-      if (swap != nullptr) {
-        key->nodes.push_back(swap);
+    std::vector<const Node*> swapping;
+    const auto* rows = found_.key;
+    if (!found_.key_by_rows) {
+      const auto* columns = belowCasts(rows, swapping);
+      if (!isOurs(columns) || !swapsLastTwo(columns->node())) {
+        return;
       }
+      swapping.push_back(columns->node());
+      rows = columns->node()->input(0);
+    }
+    auto key = normalized(rows);
+    if (key && facts_.tensor(key->rows).dtype == facts_.tensor(found_.query).dtype) {
+      key->nodes.insert(key->nodes.end(), swapping.begin(), swapping.end());
       found_.key_by_rows = true;
       take(*key, found_.key, found_.least_key_norm);
     }
@@ -265,7 +269,8 @@ class Matcher {
     }
     const auto* rows = belowCasts(division->input(0), nodes);
     const bool same = belowCasts(norm->input(0), nodes) == rows &&
-                      (expansion == nullptr || expansion->input(1) == division->input(0));
+                      (expansion == nullptr || expansion->input(1) == rows ||
+                       expansion->input(1) == division->input(0));
     return same ? std::optional(Normalized{rows, clamp->input(1), std::move(nodes)}) : std::nullopt;
   }
 

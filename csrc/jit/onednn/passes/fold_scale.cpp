@@ -87,11 +87,12 @@ class Finder {
   std::optional<Folded> fold(Node* mul, Value* result, const at::Tensor& factor) {
     std::vector<const Node*> between;
     auto* product = below(result, between)->node();
-    if (!isFoldable(product, /*widened=*/!isNarrowStill(between))) {
+    const bool widened = !isNarrowStill(between);
+    if (!isFoldable(product, widened || factor.dim() > 0)) {
       return std::nullopt;
     }
     const auto scale = scaleOf(factor, *product, constantTensor(product->input(1)), between);
-    return folded({product, mul, result, {}, {}}, scale, /*shift=*/0);
+    return folded({product, mul, result, {}, {}, /*widens=*/!widened}, scale, /*shift=*/0);
   }
 
   std::optional<Folded> foldThroughRelu(Node* mul, Value* result, const at::Tensor& factor) {

@@ -96,12 +96,11 @@ Division divided(const Expansion& e, int64_t parts) {
 void multiply(const gemm::Problem& problem) {
   Linear::kernels().run(problem, {0, problem.rows, 0, problem.outputs});
 }
-const gemm::NarrowKernels& narrowGemm() { return usesAmx() ? gemm::amx : gemm::avx512_bf16; }
 void multiply(const gemm::ProblemOf<Bfloat16, float>& problem) {
-  narrowGemm().toWide(problem, {0, problem.rows, 0, problem.outputs});
+  NarrowLinear::kernels().toWide(problem, {0, problem.rows, 0, problem.outputs});
 }
 void multiply(const gemm::ProblemOf<Bfloat16, Bfloat16>& problem) {
-  narrowGemm().toNarrow(problem, {0, problem.rows, 0, problem.outputs});
+  NarrowLinear::kernels().toNarrow(problem, {0, problem.rows, 0, problem.outputs});
 }
 
 // While it lives, subnormal numbers are zeros for this thread, as they always are for matrix units:
@@ -366,7 +365,7 @@ bool Expansion::pays() const {
 }
 
 const char* Expansion::isa() const {
-  return type == Type::float32 ? Linear::kernels().name : usesAmx() ? "amx_bf16" : "avx512_bf16";
+  return type == Type::float32 ? Linear::kernels().name : NarrowLinear::kernels().name;
 }
 
 std::vector<int64_t> Expansion::panelSizes(int64_t inputs, int64_t outputs) const {

@@ -4,7 +4,7 @@
 #include "jit/onednn/runtime/band_kernel.h"
 #include "jit/onednn/runtime/gemm_kernel.h"
 // Behind it.
-#include "jit/onednn/runtime/activations.h"
+#include "jit/onednn/runtime/gemm_finish.h"
 
 namespace llga::gemm {
 namespace {
@@ -26,114 +26,6 @@ struct Products {
 
 static_assert(kPanel == amx::kMostOutputs);
 constexpr int64_t kPair = 2 * sizeof(Bfloat16);  // bytes
-
-struct Identity {
-  LLGA_VECTOR_INLINE static V of(V x) { return x; }
-};
-
-// What follows the sums of a register of outputs that all are there.
-template <typename Function, Rectifier rectifier, typename R>
-LLGA_VECTOR_INLINE V finished(V sum, V bias, const R* addend, const R* factor) {
-  sum = Simd::add(sum, bias);
-  if (addend != nullptr) {
-    sum = Simd::add(sum, load(addend));
-  }
-  const V result = Function::of(rectified(sum, rectifier));
-  return factor == nullptr ? result : result * load(factor);
-}
-
-template <typename R>
-LLGA_VECTOR_INLINE const R* further(const R* numbers, int64_t count) {
-  return numbers == nullptr ? nullptr : numbers + count;
-}
-
-LLGA_VECTOR_INLINE void storePair(float* to, V first, V second) {
-  store(to, first);
-  store(to + kWidth, second);
-}
-
-LLGA_VECTOR_INLINE void storePair(Bfloat16* to, V first, V second) {
-  _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)));
-}
-
-// Likewise those of a panel, row by row, as they lie in memory.
-template <typename Function, Rectifier rectifier, typename R>
-void finishPanel(const ProblemOf<Bfloat16, R>& p, int64_t row, int64_t rows, int64_t o,
-                 const float* sums) {
-  const auto first = p.bias == nullptr ? Simd::zero() : load(p.bias + o);
-  const auto second = p.bias == nullptr ? Simd::zero() : load(p.bias + o + kWidth);
-  const auto at = row * p.outputs + o;
-  const auto* addend = further(p.addend, at);
-  const auto* factor = further(p.factor, at);
-  auto* result = p.result + at;
-  for (int64_t r = 0; r < rows; ++r, sums += kPanel, result += p.outputs) {
-    storePair(result, finished<Function, rectifier>(load(sums), first, addend, factor),
-              finished<Function, rectifier>(load(sums + kWidth), second, further(addend, kWidth),
-                                            further(factor, kWidth)));
-    addend = further(addend, p.outputs);
-    factor = further(factor, p.outputs);
-  }
-}
-
-// What follows the sums of a block, to the result.
-template <typename Function, typename R>
-void finishRows(const ProblemOf<Bfloat16, R>& p, int64_t row, const amx::Shape& shape, int64_t o,
-                const float* sums) {
-  if (shape.outputs == kPanel) {
-    switch (p.rectifier) {
-      case Rectifier::none:
-        return finishPanel<Function, Rectifier::none>(p, row, shape.rows, o, sums);
-      case Rectifier::relu:
-        return finishPanel<Function, Rectifier::relu>(p, row, shape.rows, o, sums);
-      case Rectifier::relu6:
-        return finishPanel<Function, Rectifier::relu6>(p, row, shape.rows, o, sums);
-      case Rectifier::hardswish:
-        return finishPanel<Function, Rectifier::hardswish>(p, row, shape.rows, o, sums);
-    }
-  }
-  for (int64_t i = 0; i < shape.outputs; i += kWidth) {
-    const auto left = shape.outputs - i;
-    const bool whole = left >= kWidth;
-    const auto bias = p.bias == nullptr ? Simd::zero()
-                      : whole           ? load(p.bias + o + i)
-                                        : loadFirst(p.bias + o + i, left);
-    for (int64_t r = 0; r < shape.rows; ++r) {
-      const auto at = (row + r) * p.outputs + o + i;
-      auto sum = Simd::add(load(sums + r * kPanel + i), bias);
-      if (p.addend != nullptr) {
-        sum = Simd::add(sum, whole ? load(p.addend + at) : loadFirst(p.addend + at, left));
-      }
-      sum = Function::of(rectified(sum, p.rectifier));
-      if (p.factor != nullptr) {
-        sum = sum * (whole ? load(p.factor + at) : loadFirst(p.factor + at, left));
-      }
-      if (whole) {
-        store(p.result + at, sum);
-      } else {
-        storeFirst(p.result + at, sum, left);
-      }
-    }
-  }
-}
-
-template <typename R>
-using Finish = void (*)(const ProblemOf<Bfloat16, R>&, int64_t, const amx::Shape&, int64_t,
-                        const float*);
-
-Finish<Bfloat16> finishWith(Activation activation) {
-  switch (activation) {
-    case Activation::sigmoid:
-      return finishRows<Sigmoid, Bfloat16>;
-    case Activation::silu:
-      return finishRows<Silu, Bfloat16>;
-    case Activation::tanh:
-      return finishRows<Tanh, Bfloat16>;
-    case Activation::gelu:
-      return finishRows<Gelu, Bfloat16>;
-    default:
-      return finishRows<TanhGelu, Bfloat16>;
-  }
-}
 
 // Whether sums are the result as they are.
 bool isPlain(const ProblemOf<Bfloat16, Bfloat16>& /*problem*/) { return false; }
@@ -222,7 +114,7 @@ class Multiplication {
 
   void finishSome() {
     const auto some = open_.rows.take(rows_at_once_);
-    finish_(p_, open_.row + some.first, {some.count, open_.outputs, 0}, open_.output,
+    finish_(p_, {open_.row + some.first, some.count, open_.output, open_.outputs},
             sums_ + some.first * kPanel);
   }
 
@@ -280,13 +172,13 @@ void multiplyBand(const ProblemOf<Bfloat16, Bfloat16>& p, const amx::Band& band,
                            p.outputs - first_output - outputs};
   amx::multiplyBand<Products, float>(
       band, panels, [&](int64_t row, int64_t rows, int64_t o, int64_t count, const float* sums) {
-        finish(p, row, {rows, count, 0}, first_output + o, sums);
+        finish(p, {row, rows, first_output + o, count}, sums);
       });
 }
 
 }  // namespace
 
-const NarrowKernels amx{kPanel,        amx::kMostRows, run<float>,
-                        run<Bfloat16>, runActivated,   multiplyBand};
+const NarrowKernels amx{"amx_bf16",    kPanel,       amx::kMostRows, run<float>,
+                        run<Bfloat16>, runActivated, multiplyBand};
 
 }  // namespace llga::gemm

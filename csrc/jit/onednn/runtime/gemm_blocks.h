@@ -32,8 +32,8 @@ struct ProblemOf {
   // A row of the source may lie in pieces of the same size.
   int64_t pieces = 1;
   int64_t piece_stride = 0;  // from piece to piece
-  // What the activated sums are multiplied by; as the addend. Only of toNarrow() and toActivated()
-  // of `amx`, of a source in one piece.
+  // What the activated sums are multiplied by; as the addend. Only of toNarrow() and toActivated(),
+  // of a source in one piece.
   const R* factor = nullptr;
 };
 
@@ -63,11 +63,12 @@ extern const Kernels avx512;
 
 // With AVX-512's instructions for bfloat16, or AMX; an even number of inputs.
 struct NarrowKernels {
+  const char* name;
   int64_t panel;
   int64_t rows;  // that are multiplied at once
   void (*toWide)(const ProblemOf<Bfloat16, float>& problem, const Task& task);
   void (*toNarrow)(const ProblemOf<Bfloat16, Bfloat16>& problem, const Task& task);
-  // Likewise, with an activation behind all else, of a source in one piece; null without AMX.
+  // Likewise, with an activation behind all else, of a source in one piece.
   void (*toActivated)(const ProblemOf<Bfloat16, Bfloat16>& problem, const Task& task,
                       Activation activation);
   // Of pixels, by AMX: the source, its rows and its stride are the band's, and the weight is

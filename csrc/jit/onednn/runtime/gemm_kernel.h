@@ -272,13 +272,24 @@ void runRows(const ProblemOf<T, R, W>& p, int64_t row, int64_t rows, int64_t til
       tiles);
 }
 
+constexpr int64_t tilesOf(int64_t rows) { return (rows + kRows - 1) / kRows; }
+
+// `rows` from `row` on, in tiles of nearly the same size, by outputs of one panel.
+template <typename T, typename R, typename W>
+void runTiles(const ProblemOf<T, R, W>& p, int64_t row, int64_t rows, int64_t o, int64_t outputs,
+              FetchAhead& ahead) {
+  const auto tiles = tilesOf(rows);
+  const auto size = rows / tiles;
+  const auto larger = rows % tiles;
+  if (larger > 0) {
+    runRows(p, row, size + 1, larger, o, outputs, ahead);
+  }
+  runRows(p, row + larger * (size + 1), size, tiles - larger, o, outputs, ahead);
+}
+
 // Rows that stay in a cache. `then`: weights that are needed afterwards, or null.
 template <typename T, typename R, typename W>
 void runBlock(const ProblemOf<T, R, W>& p, const Task& task, const W* then) {
-  const auto tiles = (task.rows + kRows - 1) / kRows;
-  const auto size = task.rows / tiles;
-  const auto larger = task.rows % tiles;
-  const auto larger_end = task.first_row + larger * (size + 1);
   const auto end = task.first_output + task.outputs;
   constexpr auto kStep = static_cast<int64_t>(kPanel * kTogether<T> * sizeof(W));
   const auto panel_bytes = static_cast<int64_t>(p.inputs * kPanel * sizeof(W));
@@ -286,11 +297,9 @@ void runBlock(const ProblemOf<T, R, W>& p, const Task& task, const W* then) {
   for (auto o = task.first_output; o < end; o += kPanel) {
     const auto outputs = end - o < kPanel ? end - o : kPanel;
     const auto* next = o + kPanel < end ? p.weight + (o / kPanel + 1) * p.weight_stride : then;
-    FetchAhead ahead(p.inputs * p.outputs > kNear ? next : nullptr, panel_bytes, kStep, tiles);
-    if (larger > 0) {
-      runRows(p, task.first_row, size + 1, larger, o, outputs, ahead);
-    }
-    runRows(p, larger_end, size, tiles - larger, o, outputs, ahead);
+    FetchAhead ahead(p.inputs * p.outputs > kNear ? next : nullptr, panel_bytes, kStep,
+                     tilesOf(task.rows));
+    runTiles(p, task.first_row, task.rows, o, outputs, ahead);
   }
 }
 

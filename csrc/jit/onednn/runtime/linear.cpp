@@ -125,23 +125,30 @@ constexpr int64_t kSmallWeight = 1 << 19;  // numbers that are in a cache
 
 }  // namespace
 
-bool NarrowLinear::hasKernels() { return usesAmx(); }
+const gemm::NarrowKernels& NarrowLinear::kernels() {
+  return usesAmx() ? gemm::amx : gemm::avx512_bf16;
+}
+
+bool NarrowLinear::hasKernels() { return usesAvx512Bf16(); }
 
 bool NarrowLinear::isRow() const { return rows == 1 && inputs * outputs > kSmallWeight; }
 
 bool NarrowLinear::isSupported() const { return isRow() || (hasKernels() && inputs % 2 == 0); }
 
 bool NarrowLinear::pays() const {
+  if (isRow() || !usesAmx()) {
+    return true;
+  }
   constexpr int64_t kFewRows = 16;  // that meet weights which are in no cache
   // Products: of more, oneDNN's kernel is as fast in one thread. Several of its threads wait for
   // each other; ours take each other's shares.
   constexpr int64_t kMost = int64_t{1} << 30;
   const bool few = rows * inputs * outputs <= kMost || at::get_num_threads() > 1;
-  return isRow() || (few && (rows >= kFewRows || inputs * outputs <= kSmallWeight));
+  return few && (rows >= kFewRows || inputs * outputs <= kSmallWeight);
 }
 
 std::vector<int64_t> NarrowLinear::weightSizes() const {
-  const auto panel = gemm::amx.panel;
+  const auto panel = kernels().panel;
   return {(outputs + panel - 1) / panel, inputs / 2, 2 * panel};
 }
 
@@ -155,7 +162,7 @@ void NarrowLinear::multiplyRow(const Data<R>& data, float* sums) const {
 template <typename R, typename Run>
 void NarrowLinear::runByPanels(const Data<R>& data, const Run& run) const {
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
-  const auto panel = gemm::amx.panel;
+  const auto panel = kernels().panel;
   gemm::ProblemOf<Bfloat16, R> problem{rows,        inputs,      outputs,     rectifier,
                                        data.source, inputs,      data.weight, inputs * panel,
                                        data.bias,   data.addend, data.result};
@@ -165,7 +172,7 @@ void NarrowLinear::runByPanels(const Data<R>& data, const Run& run) const {
   // What is divided is read by one thread, the other operand by all.
   const bool by_outputs = outputs >= rows && panels >= wanted;
   const auto units = by_outputs ? panels : rows;
-  const auto together = by_outputs ? 1 : gemm::amx.rows;
+  const auto together = by_outputs ? 1 : kernels().rows;
   const auto parts = std::clamp<int64_t>(wanted, 1, at::ceil_div(units, together));
   forShares(units, together, parts, [&](int64_t from, int64_t to) {
     const gemm::Task task =
@@ -179,7 +186,7 @@ void NarrowLinear::run(const Data<float>& data) const {
   if (isRow()) {
     return multiplyRow(data, data.result);
   }
-  runByPanels(data, gemm::amx.toWide);
+  runByPanels(data, kernels().toWide);
 }
 
 void NarrowLinear::run(const Data<Bfloat16>& data) const {
@@ -196,9 +203,9 @@ void NarrowLinear::run(const Data<Bfloat16>& data) const {
   }
   runByPanels(data, [&](const auto& problem, const gemm::Task& task) {
     if (activation) {
-      gemm::amx.toActivated(problem, task, *activation);
+      kernels().toActivated(problem, task, *activation);
     } else {
-      gemm::amx.toNarrow(problem, task);
+      kernels().toNarrow(problem, task);
     }
   });
 }

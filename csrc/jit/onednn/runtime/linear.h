@@ -8,8 +8,9 @@
 // Few rows do next to nothing but read the weight: where all its numbers are of bfloat16, as in a
 // model of bfloat16 that is computed in float32, half of their bytes will do, on both.
 //
-// And linear layers and pointwise convolutions of bfloat16 data by AMX: while oneDNN's kernels wait
-// for the weights of a model, which are in no cache, these fetch the next ones.
+// And linear layers and pointwise convolutions of bfloat16 data by AMX, or AVX-512's instructions
+// for it: while oneDNN's kernels wait for the weights of a model, which are in no cache, these
+// fetch the next ones.
 //
 // One row of those that meets a weight which is in no cache is a product of a matrix and a vector.
 //
@@ -89,7 +90,9 @@ struct NarrowLinear {
     const R* factor = nullptr;
   };
 
-  // Whether this processor has AMX.
+  // For the instruction set that is there.
+  static const gemm::NarrowKernels& kernels();
+  // Whether there are.
   static bool hasKernels();
   // Whether it is one row that is computed as such, on any processor with AVX2.
   bool isRow() const;

@@ -1065,8 +1065,8 @@ class OwnSteps {
                                                              : std::nullopt;
   }
 
-  // A step for a linear layer or pointwise convolution of bfloat16 numbers, by AMX. False for any
-  // other partition.
+  // A step for a linear layer or pointwise convolution of bfloat16 numbers. False for any other
+  // partition.
   bool narrowLinear(const Ops& ops) {
     const auto found = llga::narrowLinear(ops, draft_.lowered);
     if (!found) {
@@ -1112,7 +1112,9 @@ class OwnSteps {
             run(static_cast<Bfloat16*>(to[0]));
           }
         },
-        image ? "convolution" : "matmul", kernel.isRow() ? "llga_gemv:avx2" : "llga_gemm:amx_bf16"};
+        image ? "convolution" : "matmul",
+        kernel.isRow() ? "llga_gemv:avx2"
+                       : fmt::format("llga_gemm:{}", NarrowLinear::kernels().name)};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
