@@ -17,7 +17,9 @@ import llga_fuser
 from llga_fuser import _models
 from util import (
     MODES,
+    TOLERANCES,
     assert_same,
+    autocast_bf16,
     check,
     fuses,
     has_avx2_kernels,
@@ -626,3 +628,99 @@ def test_windows_leave_their_image_alone(case: str) -> None:
             return x, y.add_(x.permute(0, 2, 3, 1))
 
     check(Written(), [torch.randn(*c.image)])
+
+
+class AttentionOfPixels(nn.Module):
+    """Of images whose channels are the heads' queries, keys and values, to images (Visformer)."""
+
+    def __init__(self, channels: int, heads: int, parts: str, attention: str, *, norms: bool):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels) if norms else nn.Identity()
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.attention = net(f"q, k, v = {parts}\nreturn {attention}", "x").eval()
+        self.proj = nn.Conv2d(channels, channels, 1)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        qkv = self.qkv(self.norm(x)).reshape(b, 3, self.heads, c // self.heads, h * w)
+        y = self.attention(qkv.permute(1, 0, 2, 4, 3))
+        return x + self.proj(y.permute(0, 1, 3, 2).reshape(b, c, h, w))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        "(q @ k.transpose(-2, -1) * 0.25).softmax(-1) @ v",
+        "F.scaled_dot_product_attention(q, k, v)",
+    ],
+    ids=["written_out", "op"],
+)
+@pytest.mark.parametrize("parts", ["x", "x.unbind(0)", "(x[0], x[1], x[2])"])
+def test_attention_of_pixels(
+    parts: str, attention: str, autocast: bool, layout: torch.memory_format
+) -> None:
+    """The convolutions around it give and take pixels one behind the other: nothing is copied."""
+    m = randomize(AttentionOfPixels(32, 2, parts, attention, norms=True)).eval()
+    m = m.to(memory_format=layout)
+    x = torch.randn(2, 32, 6, 7)
+    check(m, [x], autocast=autocast, memory_format=layout)
+    x = x.to(memory_format=layout)
+    with torch.no_grad():
+        with autocast_bf16(autocast):
+            script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
+            expected = m(x)
+        before = llga_fuser.cache_info().fallbacks
+        tol = TOLERANCES[torch.bfloat16] if autocast else None
+        for _ in range(4):
+            assert_same(script(x), expected, tol=tol)
+        if has_own_attention(torch.float32):
+            assert llga_fuser.cache_info().fallbacks == before
+            groups = llga_fuser.report(script, x, rounds=1).groups
+            found = [p.implementation for group in groups for p in group.primitives]
+            assert any(name.startswith("llga_attention") for name in found), found
+            assert "llga_copy" not in found, found
+
+
+def test_attention_of_pixels_whose_order_is_seen() -> None:
+    """What others than groups read lies as it does in eager."""
+    attention = "(q @ k.transpose(-2, -1)).softmax(-1) @ v"
+    m = AttentionOfPixels(32, 2, "x", attention, norms=False).eval()
+    whole = net("y = self.m.qkv(x)\nreturn self.m(x), y, y.reshape(2, 3, 2, 16, 42)", m=m).eval()
+    check(whole, [torch.randn(2, 32, 6, 7)])
+    ends = net(
+        "q, k, v = self.c(x).reshape(2, 3, 2, 16, 42).permute(1, 0, 2, 4, 3)\n"
+        "y = (q @ k.transpose(-2, -1)).softmax(-1) @ v\n"
+        "return y.permute(0, 1, 3, 2).reshape(2, 32, 6, 7)",
+        c=nn.Conv2d(32, 96, 1),
+    ).eval()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        check(ends, [torch.randn(2, 32, 6, 7)], memory_format=layout)
+
+
+@pytest.mark.parametrize("name", ["normalized", "normalized_and_scaled", "queries_normalized"])
+def test_attention_of_normalized_rows_frozen_under_autocast(name: str) -> None:
+    """Which puts casts around the division, whose types it does not know."""
+    code = WRITTEN[name].code
+    m = net(
+        "q, k, v = (y.transpose(1, 2) for y in self.l(x).reshape(2, 40, 3, 48).split(16, -1))\n"
+        + (code if "return" in code else f"return {code}").replace("+ m", "+ self.m"),
+        l=nn.Linear(32, 144),
+        m=torch.randn(1, 3, 40, 40),
+    ).eval()
+    x = torch.randn(2, 40, 32)
+    with torch.no_grad():
+        with autocast_bf16():
+            script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
+            expected = m(x)
+        for autocast in (False, False, False, True, True, True):
+            with autocast_bf16(autocast):
+                assert_same(script(x), expected, tol=TOLERANCES[torch.bfloat16])
+        groups = llga_fuser.report(script, x, rounds=1).groups
+    if has_own_attention(torch.bfloat16):
+        kinds = [[op.kind for op in group.ops] for group in groups]
+        attention = next(group for group in kinds if "aten::softmax" in group)
+        norms = 1 if name == "queries_normalized" else 2
+        assert attention.count("aten::linalg_vector_norm") == norms, kinds

@@ -20,7 +20,7 @@ from torch.testing import FileCheck
 
 import llga_fuser
 from llga_fuser import _C
-from util import check, fused_graph, has_matrix_units, has_own_attention, net, walk
+from util import autocast_bf16, check, fused_graph, has_matrix_units, has_own_attention, net, walk
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -2257,6 +2257,21 @@ def test_fold_scale_keeps_what_rounds_to_other_numbers(number: float) -> None:
     factor.t_("value", torch.tensor([1, 1, number, 1, 1]))
     _C.run_pass("fold_scale", graph)
     assert "aten::mul" in kinds(graph)
+
+
+@pytest.mark.parametrize("size", [(8,), ()], ids=str)
+def test_fold_scale_that_makes_float32_of_bfloat16(size: tuple[int, ...]) -> None:
+    """LayerScale under autocast: its factor is float32. A tensor without dimensions widens none."""
+    m = net("x + self.g * self.l(x)", l=torch.nn.Linear(8, 8), g=torch.rand(size) + 0.5).eval()
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        with autocast_bf16():
+            traced = torch.jit.trace(m, x, check_trace=False)
+        graph = torch.jit.freeze(traced).graph.copy()
+    _C.run_pass("fold_scale", graph)
+    torch._C._jit_pass_lint(graph)
+    assert ("aten::mul" in kinds(graph)) == (size == ())
+    check(m, [x], autocast=True)
 
 
 class LearnableAffine(torch.nn.Module):

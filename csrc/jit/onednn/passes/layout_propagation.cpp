@@ -106,6 +106,29 @@ bool keepsOrder(const Node* node) {
   return makesParts(node) ? isImage(node->input(0)) : padsImage(node);
 }
 
+// Whether it joins the last two dimensions of images, their lines and columns, and may divide their
+// channels, as into heads.
+bool joinsPixels(const Node* node) {
+  const auto from = sizesOf(node->input(0));
+  const auto to = sizesOf(node->output());
+  return from && to && from->size() == 4 && to->size() >= 3 && (*from)[0] == to->front() &&
+         (*from)[2] * (*from)[3] == to->back() &&
+         (*from)[1] ==
+             std::accumulate(to->begin() + 1, to->end() - 1, int64_t{1}, std::multiplies<>());
+}
+
+// The dimension along which it takes all items, or one of them, without the dimension itself, of
+// `rank`; nothing if it does not.
+std::optional<size_t> dropsDim(const Node* node, size_t rank) {
+  if (node->kind() != aten::unbind && node->kind() != aten::select) {
+    return std::nullopt;
+  }
+  const auto dim = intOf(node->input(1));
+  return dim ? std::optional(
+                   static_cast<size_t>(c10::maybe_wrap_dim(*dim, static_cast<int64_t>(rank))))
+             : std::nullopt;
+}
+
 // Whether it makes a view, of images in either order: of parts, of their pixels as one dimension,
 // or of dimensions that change places; or pads them.
 bool makesView(const Node* node) {
@@ -113,6 +136,13 @@ bool makesView(const Node* node) {
     return true;
   }
   switch (node->kind()) {
+    case prim::ListUnpack:
+      return node->input()->node()->kind() == aten::unbind;
+    case aten::unbind:
+    case aten::select: {
+      const auto sizes = sizesOf(node->input(0));
+      return sizes && dropsDim(node, sizes->size());
+    }
     case aten::transpose:
       return sizesOf(node->input(0)) && intOf(node->input(1)) && intOf(node->input(2));
     case aten::permute:
@@ -121,8 +151,9 @@ bool makesView(const Node* node) {
     case aten::reshape: {
       const auto from = sizesOf(node->input(0));
       const auto to = sizesOf(node->output());
-      return from && to && from->size() > 3 && to->size() == 3 &&
-             std::equal(to->begin(), to->end() - 1, from->begin());
+      const bool last = from && to && from->size() > 3 && to->size() == 3 &&
+                        std::equal(to->begin(), to->end() - 1, from->begin());
+      return last || joinsPixels(node);
     }
     default:
       return false;
@@ -189,9 +220,18 @@ std::vector<int64_t> orderInEager(const Value* value) {
   }
   if (makesView(node)) {
     const bool listed = node->kind() == prim::ListUnpack;
-    order = orderInEager(listed ? node->input()->node()->input(0) : node->input(0));
+    node = listed ? node->input()->node() : node;
+    order = orderInEager(node->input(0));
   }
   if (order.empty() || keepsOrder(node)) {
+    return order;
+  }
+  if (const auto dropped = dropsDim(node, order.size())) {
+    const auto dim = static_cast<int64_t>(*dropped);
+    std::erase(order, dim);
+    for (auto& other : order) {
+      other -= other > dim ? 1 : 0;
+    }
     return order;
   }
   const auto rank = static_cast<int64_t>(order.size());
@@ -216,6 +256,19 @@ std::vector<int64_t> orderInEager(const Value* value) {
     std::erase_if(order, [&](int64_t dim) { return dim > last.front(); });
     if (copied) {
       std::iota(order.begin(), order.end(), 0);
+    }
+    if (joinsPixels(node)) {  // and the second one several
+      const auto rank = static_cast<int64_t>(sizesOf(value)->size());
+      std::vector<int64_t> divided;
+      for (const auto dim : order) {
+        for (auto i = dim; dim == 1 && i < rank - 1; ++i) {
+          divided.push_back(i);
+        }
+        if (dim != 1) {
+          divided.push_back(dim == 2 ? rank - 1 : dim);
+        }
+      }
+      return divided;
     }
   }
   for (auto& dim : order) {

@@ -156,9 +156,12 @@ at::Tensor numbered(const Shape& sizes, const Shape& strides) {
   return positions;
 }
 
-// (batch, head, row, number) at these positions, negative ones for rows that are not there. Throws
+constexpr const char* kApart =
+    "rows whose numbers do not lie together, or heads that do not lie alike";
+
+// (batch, head, row, number) at these positions, negative ones for rows that are not there. Nothing
 // where numbers of a row do not lie together, or heads not as far apart in all rows.
-Attention::Place placeOf(const at::Tensor& positions) {
+std::optional<Attention::Place> placeOf(const at::Tensor& positions) {
   const auto heads = positions.size(1);
   const auto numbers = positions.size(3);
   Attention::Place place;
@@ -177,7 +180,7 @@ Attention::Place placeOf(const at::Tensor& positions) {
                         at::arange(numbers, at::kLong);
   const auto mask = there.view({rows.size(0), 1, rows.size(1), 1});
   if (!at::where(mask, expected, -1).equal(positions.to(at::kLong))) {
-    refuse("rows whose numbers do not lie together, or heads that do not lie alike");
+    return std::nullopt;
   }
   const auto step = [&](int64_t dim) {
     return rows.size(dim) > 1
@@ -281,7 +284,11 @@ class Finder {
     const auto sizes = sizesOf(value);
     auto all = described(value, c10::TensorType::contiguousStridesOf(sizes));
     all.source = source;
-    all.place = placeOf(padded(transposed ? positions.transpose(-1, -2) : positions));
+    const auto place = placeOf(padded(transposed ? positions.transpose(-1, -2) : positions));
+    if (!place) {
+      refuse(kApart);
+    }
+    all.place = *place;
     return all;
   }
 
@@ -297,10 +304,24 @@ class Finder {
     return stack.at(0).toTensor();
   }
 
-  // The places of the rows of `product`, in a result that is made of them by moves.
-  Attention::Place placeIn(const Value* result, const Value* product) const {
-    const auto facts = factsOf(result);
-    const auto places = numbered(*facts.sizes, *facts.strides).flatten();
+  // Places the rows of `product` in a result that is made of them by moves: in eager's order, or,
+  // where their numbers do not lie together in images, in channels last.
+  void placeIn(FoundAttention& found, const Value* product) const {
+    const auto sizes = sizesOf(found.result);
+    auto place = placeIn(found.result, product, found.result_strides);
+    if (!place && sizes.size() == kRank) {
+      found.result_strides = channelsLastStrides(sizes);
+      place = placeIn(found.result, product, found.result_strides);
+    }
+    if (!place) {
+      refuse(kApart);
+    }
+    found.kernel.result = std::move(*place);
+  }
+
+  std::optional<Attention::Place> placeIn(const Value* result, const Value* product,
+                                          const Shape& strides) const {
+    const auto places = numbered(sizesOf(result), strides).flatten();
     if (places.numel() > 0 && places.max().item<int64_t>() >= places.numel()) {
       refuse("a result with gaps");
     }
@@ -474,8 +495,12 @@ class NodeFinder : Finder {
     if (result.sizes != results || (kernel.heads != kernel.key_heads && !grouped)) {
       refuse(fmt::format("{} heads of queries, {} of keys", kernel.heads, kernel.key_heads));
     }
-    kernel.result =
-        found.result == product ? Attention::Place{result.rows()} : placeIn(found.result, product);
+    found.result_strides = *factsOf(found.result).strides;
+    if (found.result == product) {
+      kernel.result = Attention::Place{result.rows()};
+    } else {
+      placeIn(found, product);
+    }
     const auto scale = constant("scale");
     kernel.scale =
         static_cast<float>(scale.isNone() ? 1 / std::sqrt(static_cast<double>(kernel.size))
@@ -555,7 +580,7 @@ class WrittenFinder : Finder {
     kernel.least_key_norm = leastNorm(written_.least_key_norm);
     requireRounding();
     requireLastDimension();
-    describeResult(kernel, found.result);
+    describeResult(found);
     describeFactors(found);
     if (written_.masks.size() > Attention::kMasks) {
       refuse(fmt::format("our kernel takes {} masks, got {}", Attention::kMasks,
@@ -626,9 +651,13 @@ class WrittenFinder : Finder {
     }
   }
 
-  void describeResult(Attention& kernel, const Value* result) const {
-    if (result != written_.result) {
-      kernel.result = placeIn(result, written_.product);
+  void describeResult(FoundAttention& found) const {
+    auto& kernel = found.kernel;
+    if (request_ != nullptr) {
+      found.result_strides = *factsOf(found.result).strides;
+    }
+    if (found.result != written_.result) {
+      placeIn(found, written_.product);
       return;
     }
     if (written_.result == written_.product) {

@@ -49,6 +49,7 @@ struct FoundAttention {
   std::vector<const Value*> copied;  // of all these: the kernel takes them by rows
   std::vector<Factor> factors;
   const Value* result;
+  std::vector<int64_t> result_strides = {};  // that the kernel writes
 };
 
 // Nothing for other groups. Throws CompileError for one that the kernel can't compute.

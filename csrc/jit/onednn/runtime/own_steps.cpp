@@ -777,21 +777,26 @@ class OwnSteps {
 
   std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, size_t id,
                                  at::ScalarType type) {
-    const auto dtype = c10::isQIntType(type) ? c10::toUnderlying(type) : type;  // as plain numbers
     const auto sizes = from.second.get_dims();
     const auto layout = strided(id, type, sizes, c10::TensorType::contiguousStridesOf(sizes));
     Plan::Step step;
     step.inputs.push_back(from);
     step.outputs.emplace_back(draft_.temporary(layout), layout);
-    step.kernel = {
-        [dtype, sizes, strides = from.second.get_strides()](auto source, auto to) {
-          // Only read.
-          auto* data = const_cast<void*>(source[0]);
-          at::from_blob(to[0], sizes, dtype).copy_(at::from_blob(data, sizes, strides, dtype));
-        },
-        "reorder", "llga_copy"};
+    step.kernel = copyBetween(from.second, layout, type);
     draft_.plan->steps.push_back(std::move(step));
     return draft_.plan->steps.back().outputs[0];
+  }
+
+  static Plan::Kernel copyBetween(const Layout& from, const Layout& to, at::ScalarType type) {
+    const auto dtype = c10::isQIntType(type) ? c10::toUnderlying(type) : type;  // as plain numbers
+    return {[dtype, sizes = from.get_dims(), strides = from.get_strides(),
+             result_strides = to.get_strides()](auto source, auto results) {
+              // Only read.
+              auto* data = const_cast<void*>(source[0]);
+              at::from_blob(results[0], sizes, result_strides, dtype)
+                  .copy_(at::from_blob(data, sizes, strides, dtype));
+            },
+            "reorder", "llga_copy"};
   }
 
   // One step for a group that is a group norm, behind another one if its data lies in an order that
@@ -932,8 +937,17 @@ class OwnSteps {
       divides.push_back(factor.divides);
     }
     const auto facts = draft_.request.facts->tensor(found.result);
-    draft_.addResult(step,
-                     strided(found.result->unique(), *facts.dtype, *facts.sizes, *facts.strides));
+    const auto layoutOf = [&](const std::vector<int64_t>& strides) {
+      return strided(found.result->unique(), *facts.dtype, *facts.sizes, strides);
+    };
+    const auto layout = layoutOf(found.result_strides);
+    const bool apart = found.result_strides != *facts.strides &&
+                       !draft_.request.any_layout[draft_.group_outputs.at(layout.get_id())];
+    if (apart) {
+      step.outputs.emplace_back(draft_.temporary(layout), layout);
+    } else {
+      draft_.addResult(step, layout);
+    }
     step.kernel = {
         [kernel = found.kernel, masks = found.masks.size(), divides](auto from, auto to) {
           Attention::Data data{from[0], from[1], from[2], {}, to[0]};
@@ -946,6 +960,14 @@ class OwnSteps {
         },
         "attention", found.kernel.kernels->name};
     draft_.plan->steps.push_back(std::move(step));
+    if (apart) {
+      Plan::Step copy;
+      copy.inputs = draft_.plan->steps.back().outputs;
+      const auto result = layoutOf(*facts.strides);
+      draft_.addResult(copy, result);
+      copy.kernel = copyBetween(layout, result, *facts.dtype);
+      draft_.plan->steps.push_back(std::move(copy));
+    }
   }
 
   // A group that is a pointwise convolution of channels-last images, or one of a few planes, a
