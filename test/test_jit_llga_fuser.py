@@ -47,7 +47,6 @@ from util import (
     fused_graph,
     fuses,
     has_matrix_units,
-    has_narrow_products,
     has_own_kernels,
     kernels_of,
     leaves,
@@ -2311,13 +2310,13 @@ def test_a_sum_is_written_over_what_its_group_has_read_before(dtype: torch.dtype
 
 @pytest.mark.parametrize("arena", ["on", "off"])
 def test_sums_are_written_over_their_addends(arena: str) -> None:
-    """Else oneDNN copies an addend to where it writes the sum, 1x256x56x56 numbers."""
+    """Or read by our kernels: oneDNN would copy one to where it writes the sum, 1x256x56x56
+    numbers.
+    """
     if not fuses(torch.bfloat16):
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     ran = primitives(RESIDUAL, LLGA_FUSER_ARENA=arena)
-    copied = any(",reorder," in line and ",1x256x56x56," in line for line in ran)
-    apart = has_narrow_products() and not has_matrix_units()  # else it is one partition
-    assert copied == (arena == "off" and apart), ran
+    assert not any(",reorder," in line and ",1x256x56x56," in line for line in ran), ran
 
 
 def nothing() -> Tensor:
