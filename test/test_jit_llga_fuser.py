@@ -46,7 +46,6 @@ from util import (
     expect,
     fused_graph,
     fuses,
-    has_matrix_units,
     has_own_kernels,
     kernels_of,
     leaves,
