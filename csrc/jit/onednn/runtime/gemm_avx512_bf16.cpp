@@ -9,7 +9,7 @@ namespace llga::gemm {
 namespace {
 
 // Sums that are finished while the first level of cache holds them: those of some rows by a panel.
-constexpr int64_t kFinished = 4 * kRows;  // rows
+constexpr auto kFinished = int64_t{4} * kRows;  // rows
 
 // `finish` follows the sums of each block of rows, whose source is in one piece.
 void runAndFinish(const ProblemOf<Bfloat16, Bfloat16>& p, const Task& task,
