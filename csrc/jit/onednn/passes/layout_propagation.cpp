@@ -258,14 +258,13 @@ std::vector<int64_t> orderInEager(const Value* value) {
       std::iota(order.begin(), order.end(), 0);
     }
     if (joinsPixels(node)) {  // and the second one several
-      const auto rank = static_cast<int64_t>(sizesOf(value)->size());
+      const auto joined = static_cast<int64_t>(sizesOf(value)->size()) - 1;
       std::vector<int64_t> divided;
       for (const auto dim : order) {
-        for (auto i = dim; dim == 1 && i < rank - 1; ++i) {
+        const auto first = dim == 2 ? joined : dim;
+        const auto end = dim == 1 ? joined : first + 1;
+        for (auto i = first; i < end; ++i) {
           divided.push_back(i);
-        }
-        if (dim != 1) {
-          divided.push_back(dim == 2 ? rank - 1 : dim);
         }
       }
       return divided;
