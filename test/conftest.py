@@ -22,6 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_collectstart() -> None:
+    """Numbers that a module draws while it is imported are the same in every run, too."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def choices_of_autotuning(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Not into the user's cache directory; for child processes too."""

@@ -467,12 +467,15 @@ def test_attention_written_out(case: str) -> None:
     m = net(c.code, "q, k, v, m, n").eval()
     masks = [x.to(c.dtype) if x.is_floating_point() else x for x in c.masks]
     inputs = [*heads_of_one_layer(c), *masks, *[torch.zeros(1)] * (2 - len(masks))]
+    own = c.own and has_own_attention(c.dtype)
     with torch.no_grad():
         script = to_script(m, inputs)
         before = llga_fuser.cache_info().fallbacks
+        want = m(*inputs)
+        if own and c.dtype == torch.bfloat16:  # whose scores eager rounds, and the kernel does not
+            want = m(*[x.float() if x.is_floating_point() else x for x in inputs]).to(c.dtype)
         for _ in range(3):
-            assert_same(script(*inputs), m(*inputs))
-    own = c.own and has_own_attention(c.dtype)
+            assert_same(script(*inputs), want)
     wide = case in {"bf16_across", "bf16_normalized", "bf16_normalized_and_scaled"}
     kernel = attention_kernel(torch.float32 if wide else c.dtype)
     assert (kernel in kernels_of(m, *inputs)) == own
