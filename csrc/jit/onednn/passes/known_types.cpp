@@ -124,6 +124,14 @@ bool widens(const Node* node) {
   return node->kind() == fullPrecisionKind() && isTrue(node->input(2));
 }
 
+bool isPlainCast(const Node* node) {
+  if (castsTo(node)) {
+    const auto copies = torch::jit::toIValue(node->input(3));
+    return copies && copies->isBool() && !copies->toBool() && node->input(4)->mustBeNone();
+  }
+  return reducesTo(node) || widens(node);
+}
+
 bool isActivation(const Node* node) {
   static const auto kKinds =
       atenKinds({"relu", "relu6", "sigmoid", "tanh", "gelu", "elu", "leaky_relu", "hardswish",

@@ -26,6 +26,8 @@ Dtype castsTo(const Node* node);
 Dtype reducesTo(const Node* node);
 // Whether it makes float32 of reduced precision.
 bool widens(const Node* node);
+// Whether it is one of these and changes the data type alone.
+bool isPlainCast(const Node* node);
 
 // Activations, whose result has the data type of their operand.
 bool isActivation(const Node* node);

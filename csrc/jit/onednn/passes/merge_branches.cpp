@@ -18,7 +18,8 @@
 // Only for constant parameters and for branches that nothing else reads. Merged parameters are
 // rounded to the data type that they had, once; results of branches, each of which was rounded, are
 // no more. Float32 is not merged into parameters of bfloat16, neither a norm's factors nor a sum,
-// nor are factors: what is rounded there is off by as much in each pixel.
+// nor are factors: what is rounded there is off by as much in each pixel. Depthwise convolutions,
+// which take as long in float32, become one of float32 then, of %x before it is rounded.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -212,10 +213,28 @@ bool isSame(const Value* a, const Value* b) {
                     a->node()->input(0) == b->node()->input(0));
 }
 
+Dtype castOf(const Node* cast) {
+  return widens(cast) ? at::kFloat : reducesTo(cast) ? reducesTo(cast) : castsTo(cast);
+}
+
+// What autocast, while the module was traced or now, rounds to it.
+Value* unrounded(Value* value) {
+  const auto* node = value->node();
+  return isPlainCast(node) && castOf(node) == at::kBFloat16 ? value->node()->input(0) : value;
+}
+
+bool isDepthwise(const Branch& branch) {
+  return branch.weight.size(1) == 1 && branch.steps->groups == branch.weight.size(0);
+}
+
 // What a sum is computed by: the nodes between one tensor and the sum.
 struct Tree {
   Node* root = nullptr;
   Value* source = nullptr;
+  bool one_source = true;  // that nobody rounds alone
+  bool casts = false;      // between branches and sum
+  bool wide = false;       // merged in float32, of convolutions in bfloat16
+  bool narrow_source = false;
   std::vector<Node*> convolutions;
   Nodes norms;
   Nodes nodes;            // all
@@ -235,14 +254,21 @@ class Finder {
     Tree tree;
     tree.root = root;
     if (!collect(root->output(), tree) || tree.convolutions.empty() || tree.nodes.size() < 2 ||
-        !isRead(tree) || isWritten(tree) || !hasOneType(tree)) {
+        !isRead(tree) || isWritten(tree)) {
       return std::nullopt;
     }
-    const auto rank = constantTensor(tree.convolutions.front()->input(1)).dim();
+    const auto dtype = typeOf(tree);
+    if (!dtype) {
+      return std::nullopt;
+    }
+    const auto weight = constantTensor(tree.convolutions.front()->input(1));
+    const auto rank = weight.dim();
     const bool raises = std::all_of(tree.convolutions.begin(), tree.convolutions.end(),
                                     [](const Node* node) { return takesBatchesOnly(node); });
     tree.of_batch = !raises && shapes_.rank(tree.source) != static_cast<size_t>(rank);
-    return merge(tree) ? std::optional(std::move(tree)) : std::nullopt;
+    tree.wide = weight.scalar_type() != dtype;
+    tree.narrow_source = isReducedPrecision(types_.of(unrounded(tree.source)));
+    return merge(tree, *dtype) ? std::optional(std::move(tree)) : std::nullopt;
   }
 
  private:
@@ -272,6 +298,11 @@ class Finder {
         if (node->kind() == asTargetKind()) {
           return collect(node->input(0), tree) && collect(node->input(1), tree);
         }
+        if (isPlainCast(node)) {
+          tree.casts = true;
+          const auto dtype = castOf(node);
+          return (dtype == at::kFloat || dtype == at::kBFloat16) && collect(node->input(0), tree);
+        }
         if (!isConvolution(node)) {
           return false;
         }
@@ -280,7 +311,8 @@ class Finder {
     if (tree.source == nullptr) {
       tree.source = node->input(0);
     }
-    return isSame(tree.source, node->input(0));
+    tree.one_source = tree.one_source && isSame(tree.source, node->input(0));
+    return unrounded(tree.source) == unrounded(node->input(0));
   }
 
   // By itself alone. A norm may have other readers, for which it stays.
@@ -303,11 +335,12 @@ class Finder {
                        [&](const Node* node) { return aliases_->hasWriters(node->output()); });
   }
 
-  // Whether all that it adds up is of the convolutions' data type.
-  bool hasOneType(const Tree& tree) {
+  // Of merged parameters: that of the convolutions, which all that they are added up to has; or
+  // float32. None if they are of no use.
+  Dtype typeOf(const Tree& tree) {
     const auto weight = constantTensor(tree.convolutions.front()->input(1));
     if (!weight.defined()) {
-      return false;
+      return std::nullopt;
     }
     const auto dtype = weight.scalar_type();
     const bool same = std::all_of(tree.convolutions.begin(), tree.convolutions.end(),
@@ -315,22 +348,36 @@ class Finder {
                                     const auto other = constantTensor(convolution->input(1));
                                     return other.defined() && other.scalar_type() == dtype;
                                   });
-    if (!same || dtype == at::kFloat) {
-      return same && !within_autocast_;
+    if (!same || (dtype == at::kFloat && (within_autocast_ || tree.casts || !tree.one_source))) {
+      return std::nullopt;
     }
-    return dtype == at::kBFloat16 && tree.norms.empty() &&
-           std::all_of(tree.nodes.begin(), tree.nodes.end(), [&](const Node* node) {
-             return node->kind() != aten::mul && types_.of(node->output()) == dtype;
+    if (dtype != at::kBFloat16) {
+      return dtype == at::kFloat ? Dtype(dtype) : std::nullopt;
+    }
+    const bool narrow = tree.one_source && tree.norms.empty() &&
+                        std::all_of(tree.nodes.begin(), tree.nodes.end(), [&](const Node* node) {
+                          return node->kind() != aten::mul && types_.of(node->output()) == dtype;
+                        });
+    return narrow ? Dtype(dtype) : isWide(tree) ? Dtype(at::kFloat) : std::nullopt;
+  }
+
+  // Whether depthwise convolutions of bfloat16 are added up in float32.
+  bool isWide(const Tree& tree) {
+    const auto source = types_.of(unrounded(tree.source));
+    return types_.of(tree.root->output()) == at::kFloat &&
+           (source == at::kFloat || source == at::kBFloat16) &&
+           std::all_of(tree.convolutions.begin(), tree.convolutions.end(), [](const Node* node) {
+             const auto branch = convolutionOf(node);
+             return branch && isDepthwise(*branch) && takesBatchesOnly(node);
            });
   }
 
   // False if the sum is none, or merged parameters are of no use.
-  static bool merge(Tree& tree) {
+  static bool merge(Tree& tree, at::ScalarType dtype) {
     const auto& sum = branch(tree.root->output(), tree);
     if (!sum) {
       return false;
     }
-    const auto dtype = constantTensor(tree.convolutions.front()->input(1)).scalar_type();
     tree.weight = sum->weight.to(dtype);
     tree.bias = sum->bias.to(dtype);
     tree.branches.clear();
@@ -421,6 +468,21 @@ std::shared_ptr<Graph> functionOf(const Tree& tree) {
   return function;
 }
 
+// The value in float32, in front of the node.
+Value* inFloat(Value* value, Node* node) {
+  auto* graph = node->owningGraph();
+  const torch::jit::WithInsertPoint guard(node);
+  auto* no = graph->insertConstant(false);
+  auto* cast = graph->insertNode(
+      graph->create(aten::to, {value, graph->insertConstant(static_cast<int64_t>(at::kFloat)), no,
+                               no, graph->insertConstant(torch::jit::IValue())}));
+  cast->copyMetadata(node);
+  if (auto type = value->type()->cast<c10::TensorType>()) {
+    cast->output()->setType(type->withScalarType(at::kFloat));
+  }
+  return cast->output();
+}
+
 void apply(const Tree& tree) {
   auto* graph = tree.root->owningGraph();
   const auto isLargest = [&](const Node* node) {
@@ -434,6 +496,15 @@ void apply(const Tree& tree) {
   merged->moveBefore(tree.root);
   merged->output()->setType(tree.root->output()->type());
   auto* result = merged->output();
+  if (tree.wide) {
+    auto* source = unrounded(tree.source);
+    merged->replaceInput(0, tree.narrow_source ? inFloat(source, merged) : source);
+    registerAsFloat();  // eager's autocast would round the result
+    auto* as_float = graph->insertNode(graph->create(asFloatKind(), {result}, 1));
+    as_float->copyMetadata(tree.root);
+    result = as_float->output();
+    result->setType(merged->output()->type());
+  }
   if (tree.of_batch && !tree.norms.empty()) {
     registerOfBatch();
     auto* of_batch =

@@ -48,6 +48,9 @@ bool mergeIntoGroup(const std::vector<torch::jit::Node*>& nodes, torch::jit::Ali
 torch::jit::Node* mergeIntoNode(const std::vector<torch::jit::Node*>& nodes,
                                 torch::jit::Symbol kind, torch::jit::AliasDb& aliases);
 
+// Makes llga::as_float known to TorchScript, for passes that put one behind a product.
+void registerAsFloat();
+
 // Not in the pipeline: throws c10::Error, with the reasons, where a torch.jit.strict_fusion block
 // holds an operator that is in no group.
 void checkStrictFusion(const GraphPtr& graph);

@@ -95,12 +95,6 @@ void registerCasts() {
            },
            c10::AliasAnalysisKind::FROM_SCHEMA),
        torch::jit::Operator(
-           "llga::as_float(Tensor(a) x) -> Tensor(a)",
-           [](Stack& stack) {
-             torch::jit::push(stack, widened(torch::jit::pop(stack).toTensor()));
-           },
-           c10::AliasAnalysisKind::FROM_SCHEMA),
-       torch::jit::Operator(
            "llga::narrow(Tensor(a) x) -> Tensor(a)",
            [](Stack& stack) {
              torch::jit::push(stack, narrowed(torch::jit::pop(stack).toTensor()));
@@ -116,24 +110,11 @@ void registerCasts() {
            c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
-bool isFalse(const Value* value) {
-  const auto known = torch::jit::toIValue(value);
-  return known && known->isBool() && !known->toBool();
-}
-
 bool computes(const Node* node) {
   return isProduct(node) || isBinary(node) || keepsFirst(node) ||
          node->kind() == aten::scaled_dot_product_attention || node->kind() == aten::cat ||
          node->kind() == aten::stack || node->kind() == asTargetKind() ||
          node->kind() == prim::ConstantChunk || splits(node);
-}
-
-// Whether a cast changes the data type alone.
-bool isPlainCast(const Node* node) {
-  if (castsTo(node)) {
-    return isFalse(node->input(3)) && node->input(4)->mustBeNone();
-  }
-  return reducesTo(node) || widens(node);
 }
 
 // The tensors that a node makes, be it as a list that is taken apart at once. None if it is not.
@@ -455,8 +436,16 @@ class Widening {
 
 }  // namespace
 
+void registerAsFloat() {
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      "llga::as_float(Tensor(a) x) -> Tensor(a)",
+      [](Stack& stack) { torch::jit::push(stack, widened(torch::jit::pop(stack).toTensor())); },
+      c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
 void widenBfloat16(const GraphPtr& graph) {
   registerCasts();
+  registerAsFloat();
   Widening(graph, Scope::all).run();
 }
 
@@ -465,6 +454,7 @@ void widenQuantized(const GraphPtr& graph) {
   walk(graph->block(), [&](const Node* node) { any = any || isDequantize(node); });
   if (any && !at::autocast::is_autocast_enabled(at::kCPU)) {
     registerCasts();
+    registerAsFloat();
     Widening(graph, Scope::around_8_bit).run();
   }
 }

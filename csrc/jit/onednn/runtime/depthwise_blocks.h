@@ -8,12 +8,12 @@
 
 namespace llga::depthwise {
 
-// One row of the result, some channels of it. The image has no others, so that its pixels lie one
-// behind the other.
+// One row of the result, some channels of it.
 struct Row {
-  static constexpr int kMostRows = 5;
+  static constexpr int kMostRows = 7;
   const float* source[kMostRows];  // rows of the image under the window; null: outside
   int64_t width;                   // of the image
+  int64_t source_stride;           // from pixel to pixel
   int64_t channels;                // as many as a vector holds, at least
   const float* weight;             // (window's row, column, channel)
   int64_t weight_stride;           // from column to column
@@ -28,11 +28,14 @@ struct Row {
 // What there is for one instruction set.
 struct Kernels {
   int64_t width;  // numbers of a vector
-  // For windows of 3 x 3 or 5 x 5, with stride 1 or 2; nullptr for others.
+  // For windows of 3 x 3, 5 x 5 or 7 x 7, with stride 1 or 2; nullptr for others.
   void (*(*find)(int64_t window, int64_t stride))(const Row&);
 };
 
 extern const Kernels avx2;
 extern const Kernels avx512;
+
+// The best that the processor has and oneDNN was not told to do without. Needs AVX2 and FMA.
+const Kernels& kernels();
 
 }  // namespace llga::depthwise

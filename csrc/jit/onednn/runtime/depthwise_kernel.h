@@ -33,7 +33,7 @@ void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) 
     if (row.source[y] == nullptr) {
       continue;
     }
-    const auto* source = row.source[y] + (x * stride - row.padding) * row.channels + c;
+    const auto* source = row.source[y] + (x * stride - row.padding) * row.source_stride + c;
     const auto* weight = row.weight + int64_t{y} * window * row.weight_stride + c;
 #pragma GCC unroll 8
     for (int64_t k = 0; k < window; ++k) {
@@ -45,7 +45,7 @@ void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) 
         const auto factor = Simd::load(weight + k * row.weight_stride + v * kWidth);
 #pragma GCC unroll 8
         for (int p = 0; p < pixels; ++p) {
-          const auto at = (int64_t{p} * stride + k) * row.channels + v * kWidth;
+          const auto at = (int64_t{p} * stride + k) * row.source_stride + v * kWidth;
           sums[p][v] = Simd::fmadd(Simd::load(source + at), factor, sums[p][v]);
         }
       }
@@ -137,6 +137,8 @@ void (*find(int64_t window, int64_t stride))(const Row&) {
       return one ? runRow<3, 1> : runRow<3, 2>;
     case 5:
       return one ? runRow<5, 1> : runRow<5, 2>;
+    case 7:
+      return one ? runRow<7, 1> : runRow<7, 2>;
     default:
       return nullptr;
   }

@@ -18,10 +18,6 @@
 namespace llga {
 namespace {
 
-const depthwise::Kernels& depthwiseKernels() {
-  return &Linear::kernels() == &gemm::avx512 ? depthwise::avx512 : depthwise::avx2;
-}
-
 // Channels that are expanded at a time: a few rows of them stay in the first level of cache.
 constexpr int64_t kChunk = 64;
 
@@ -78,7 +74,7 @@ int64_t costOf(const Expansion& e, const Division& division) {
 // sum over all channels then, and there may be few. Dividing the rows expands some of them twice.
 Division divided(const Expansion& e, int64_t parts) {
   Division best{1, std::min(parts, e.result_size[0])};
-  const bool whole = e.channels % depthwiseKernels().width == 0;  // so that no part has too few
+  const bool whole = e.channels % depthwise::kernels().width == 0;  // so that no part has too few
   const bool may = whole && (e.outputs == 0 || e.type == Expansion::Type::float32);
   const auto most = may ? std::min(parts, at::ceil_div(e.channels, Linear::kernels().panel)) : 1;
   auto least = most > 1 ? costOf(e, best) : 0;
@@ -179,7 +175,7 @@ class Worker {
   // Of those that are left; no fewer than a vector holds, neither here nor behind.
   static int64_t channelsAtOnce(int64_t left) {
     const auto behind = left - kChunk;
-    const bool few = behind > 0 && behind < depthwiseKernels().width;
+    const bool few = behind > 0 && behind < depthwise::kernels().width;
     return few ? kChunk / 2 : std::min(kChunk, left);
   }
 
@@ -298,6 +294,7 @@ class Worker {
     depthwise::Row row{{},
                        e_.size[1],
                        channels,
+                       channels,
                        data_.depthwise + channel,
                        e_.channels,
                        bias != nullptr ? bias + channel : nullptr,
@@ -311,7 +308,7 @@ class Worker {
       const bool inside = under >= 0 && under < e_.size[0];
       row.source[k] = inside ? rowOf(chunk, under, channels) : nullptr;
     }
-    depthwiseKernels().find(e_.window, e_.stride)(row);
+    depthwise::kernels().find(e_.window, e_.stride)(row);
   }
 
   static void activate(Activation activation, float* numbers, int64_t count) {
@@ -336,9 +333,9 @@ bool Expansion::isSupported() const {
   const bool known =
       type == Type::float32 || (usesAvx512Bf16() && inputs % 2 == 0 && channels % 2 == 0);
   // All channels together, where they are projected: no thread gets fewer than a vector then.
-  const auto width = depthwiseKernels().width;
+  const auto width = depthwise::kernels().width;
   const bool whole = channels % width == 0 || (outputs != 0 && channels > width);
-  return known && whole && depthwiseKernels().find(window, stride) != nullptr;
+  return known && whole && depthwise::kernels().find(window, stride) != nullptr;
 }
 
 bool Expansion::pays() const {

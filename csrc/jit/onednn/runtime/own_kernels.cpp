@@ -451,6 +451,39 @@ std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const Lower
                                                                       : std::nullopt;
 }
 
+std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops,
+                                                         const LoweredGraph& graph) {
+  const auto dtype = ops[0]->inputs()[0].dtype;
+  if (!ownKernelsAnywhere() || (dtype != at::kFloat && dtype != at::kBFloat16) ||
+      !isImageConvolution(*ops[0], graph, dtype)) {
+    return std::nullopt;
+  }
+  const auto& data = ops[0]->inputs()[0];
+  const auto& weight = *ops[0]->inputs()[1].sizes;
+  const auto behind = behindConvolution(ops);
+  const auto window = pair(weight);
+  const auto stride = pair(ops[0]->get_attr<Shape>(Attr::strides));
+  const auto padding = pair(ops[0]->get_attr<Shape>(Attr::pads_begin));
+  const auto channels = (*data.sizes)[1];
+  if (!behind || behind->silu || behind->addend || behind->result.dtype != dtype ||
+      ops[0]->get_attr<int64_t>(Attr::groups) != channels || window[0] != window[1] ||
+      stride[0] != stride[1] || padding[0] != padding[1] ||
+      ops[0]->get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+    return std::nullopt;
+  }
+  const DepthwiseConvolution kernel{(*data.sizes)[0],
+                                    pair(*data.sizes),
+                                    pair(*behind->result.sizes),
+                                    channels,
+                                    weight[0] / channels,
+                                    window[0],
+                                    stride[0],
+                                    padding[0],
+                                    behind->rectifier,
+                                    dtype == at::kBFloat16};
+  return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
+}
+
 std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const Ops& ops,
                                                                          const LoweredGraph& graph,
                                                                          Way way) {

@@ -11,6 +11,7 @@
 
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/activation.h"
+#include "jit/onednn/runtime/depthwise_convolution.h"
 #include "jit/onednn/runtime/direct_convolution.h"
 #include "jit/onednn/runtime/excitation.h"
 #include "jit/onednn/runtime/expansion.h"
@@ -81,6 +82,10 @@ std::optional<ActivationApart> loneActivation(
 // A convolution in small groups, and maybe ReLU; nothing for other partitions. The images have to
 // be channels last.
 std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const LoweredGraph& graph);
+
+// A depthwise convolution that makes several channels of each one, and maybe ReLU or its like;
+// nothing for other partitions. Image and result have to be channels last.
+std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops, const LoweredGraph& graph);
 
 template <typename Kernel>
 struct AddedConvolution {

@@ -95,6 +95,41 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a depthwise convolution that makes several channels of each one, over channels-last
+  // images. False for any other partition.
+  bool depthwise(const Ops& ops) {
+    const auto kernel = llga::depthwiseConvolution(ops, draft_.lowered);
+    const auto& inputs = ops[0]->inputs();
+    const auto& result = ops.back()->outputs()[0];
+    if (!kernel || !overChannelsLast(inputs[0], result)) {
+      return false;
+    }
+    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
+    // In the padding, others than finite ones make NaN of zeros.
+    if (findReleasable(weight) || !weight.isfinite().all().item<bool>()) {
+      return false;
+    }
+    const auto channels = kernel->channels;
+    const auto multiplier = kernel->multiplier;
+    const auto parts = weight.view({channels, multiplier, kernel->window, kernel->window});
+    Plan::Step step;
+    bindData(step, inputs[0]);
+    bindParameter(step, inputs[1], parts.permute({1, 2, 3, 0}));
+    size_t bias = 0;
+    if (inputs.size() > 2) {
+      const auto value = draft_.constantTensor(inputs[2].id);
+      bias = bindParameter(step, inputs[2], value.reshape({channels, multiplier}).t());
+    }
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
+                     kernel.run(from[0], static_cast<const float*>(from[1]),
+                                bias != 0 ? static_cast<const float*>(from[bias]) : nullptr, to[0]);
+                   },
+                   "convolution", fmt::format("llga_depthwise:{}", kernel->isa())};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A step for a convolution, and maybe an addition and ReLU, over channels-last images by
   // Winograd's algorithm. False for any other partition.
   bool winograd(const Ops& ops, Way way) {
@@ -1590,7 +1625,8 @@ std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
-  return (usual && (steps.groupedConvolution(partition) || steps.direct(partition))) ||
+  return (usual && (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
+                    steps.direct(partition))) ||
          (usual &&
           (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||

@@ -70,6 +70,8 @@ struct Kernels {
   // Rows of `columns` numbers, one behind the other, to rows that are `stride` numbers apart.
   void (*narrowRows)(const float* from, int64_t rows, int64_t columns, Bfloat16* to,
                      int64_t stride);
+  // And back: rows that are `stride` numbers apart to rows one behind the other.
+  void (*widenRows)(const Bfloat16* from, int64_t rows, int64_t columns, int64_t stride, float* to);
 
   // to[r][.] = from[r][.] / sqrt(mean of the squares of from[r][.] + epsilon) * weight[.]; `weight`
   // may be null, `to` may be `from`.

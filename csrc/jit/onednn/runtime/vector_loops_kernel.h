@@ -329,6 +329,20 @@ void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, 
   }
 }
 
+void widenRows(const Bfloat16* from, int64_t rows, int64_t columns, int64_t stride, float* to) {
+  for (; rows > 0; --rows) {
+    int64_t c = 0;
+    for (; c + kWidth <= columns; c += kWidth) {
+      storeVector(to + c, loadVector(from + c));
+    }
+    if (c < columns) {
+      storeFirst(to + c, loadFirst(from + c, columns - c), columns - c);
+    }
+    from += stride;
+    to += columns;
+  }
+}
+
 void add(const float* from, float* to, int64_t count) {
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) {
@@ -468,6 +482,7 @@ constexpr Functions<T> kFunctions{
 constexpr Kernels kKernels{kFunctions<float>,
                            kFunctions<Bfloat16>,
                            narrowRows,
+                           widenRows,
                            normalizeEachRow<float, float>,
                            normalizeEachRow<Bfloat16, Bfloat16>,
                            normalizeEachRow<float, Bfloat16>,

@@ -1,0 +1,45 @@
+// A depthwise convolution of channels-last images that makes several channels of each one (Keras'
+// depth multiplier; FastViT, MobileCLIP, where they halve the image), and maybe ReLU or its like.
+//
+// oneDNN's depthwise kernels make one channel of each; for more it has those for groups, which
+// compute one group after the other, vectors of which are nearly empty: 10 times as long.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "jit/onednn/runtime/rectifier.h"
+
+namespace llga {
+
+// Of float32, or of bfloat16, which is computed in float32. Immutable; any thread may call run(),
+// which works with as many threads as PyTorch does.
+struct DepthwiseConvolution {
+  using Pair = std::array<int64_t, 2>;  // vertical, horizontal
+
+  int64_t images;
+  Pair size;  // of an image
+  Pair result_size;
+  int64_t channels;    // of an image
+  int64_t multiplier;  // as many of the result for each
+  int64_t window;      // both ways
+  int64_t stride;
+  int64_t padding;  // at the top and on the left
+  Rectifier rectifier;
+  bool narrow;  // images and result are of bfloat16
+
+  // Whether there is a kernel for this processor and these numbers. run() needs one.
+  bool isSupported() const;
+  // Of the instruction sets, the one whose kernel runs.
+  static const char* isa();
+
+  // Dense channels-last memory. `weight`: (which of a channel's, row, column, channel); `bias`:
+  // (which, channel), or null; `result` does not overlap the rest.
+  void run(const void* source, const float* weight, const float* bias, void* result) const;
+
+ private:
+  struct Task;
+  void runTask(const Task& task, float* memory) const;
+};
+
+}  // namespace llga
