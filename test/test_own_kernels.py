@@ -152,6 +152,79 @@ def test_bfloat16_grouped_convolution_with_special_values(value: float) -> None:
             assert_same(script(x), m(x))
 
 
+class Multiplied(NamedTuple):
+    """A depthwise convolution: size of the image, results of a channel, and what it does."""
+
+    size: tuple[int, ...]
+    times: int = 2
+    window: Any = 3
+    stride: Any = 1
+    padding: Any = 1
+    bias: bool = True
+    code: str = "self.c(x)"
+    own: bool = True
+
+
+MULTIPLIED = {
+    "alone": Multiplied((1, 48, 9, 13)),
+    "halves": Multiplied((2, 96, 15, 8), window=7, stride=2, padding=3, code="F.relu(self.c(x))"),
+    "halves_even": Multiplied((1, 192, 16, 16), window=7, stride=2, padding=3, bias=False),
+    "window_of_5": Multiplied((3, 80, 6, 7), times=3, window=5, padding=2),
+    "of_4": Multiplied((1, 16, 40, 3), times=4, stride=2, code="F.hardswish(self.c(x))"),
+    "mostly_padding": Multiplied((1, 16, 2, 3), window=5, padding=4),
+    "no_padding": Multiplied((2, 160, 8, 9), padding=0, code="F.relu6(self.c(x))"),
+    "one_row": Multiplied((1, 64, 1, 2), window=7, padding=3),
+    "sum_of_channels": Multiplied((1, 64, 5, 6), times=1, own=False),  # oneDNN has that
+    "of_5": Multiplied((1, 16, 5, 6), times=5, own=False),
+    "few_channels": Multiplied((1, 12, 5, 6), own=False),
+    "in_rows": Multiplied((1, 16, 5, 6), window=(1, 3), padding=(0, 1), own=False),
+    "strides": Multiplied((1, 16, 5, 6), stride=(1, 2), own=False),
+    "stride_of_3": Multiplied((1, 16, 9, 9), stride=3, own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", MULTIPLIED)
+def test_depthwise_convolution_to_more_channels(case: str, dtype: torch.dtype) -> None:
+    """Several results of each channel have a kernel of our own."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = MULTIPLIED[case]
+    channels = c.size[1]
+    options = {"stride": c.stride, "padding": c.padding, "bias": c.bias, "groups": channels}
+    m = net(c.code, c=nn.Conv2d(channels, c.times * channels, c.window, **options)).eval()
+    x, layout = torch.randn(c.size), torch.channels_last
+    check(m, [x], groups=1, fused="_convolution", dtype=dtype, memory_format=layout)
+    found = kernels_of(m.to(dtype), x.to(dtype, memory_format=layout))
+    own = any(name.startswith("llga_depthwise:") for name in found)
+    assert own == (c.own and has_own_kernels()), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_depthwise_convolution_to_more_channels_with_special_values(
+    value: float, dtype: torch.dtype
+) -> None:
+    """They reach the results of their channel, and no others."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("F.relu(self.c(x))", c=nn.Conv2d(48, 96, 3, padding=1, groups=48)).eval().to(dtype)
+    x = torch.randn(2, 48, 9, 17).to(dtype, memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in ((0, 0, 0, 0), (1, 47, 8, 16), (0, 25, 4, 3)):
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        alone = net("self.c(x)", c=m.c)
+        m.c.weight[9, 0, 1, 1] = value
+        script = to_script(alone, [x])
+        for _ in range(3):
+            assert_same(script(x), alone(x))
+
+
 class Winograd(NamedTuple):
     """A convolution of 3 x 3: size of the input, outputs, and what it does."""
 

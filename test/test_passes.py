@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -20,7 +21,16 @@ from torch.testing import FileCheck
 
 import llga_fuser
 from llga_fuser import _C
-from util import autocast_bf16, check, fused_graph, has_matrix_units, has_own_attention, net, walk
+from util import (
+    autocast_bf16,
+    check,
+    fused_graph,
+    has_matrix_units,
+    has_narrow_products,
+    has_own_attention,
+    net,
+    walk,
+)
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -2446,6 +2456,7 @@ def returns(values: str) -> str:
         ([("(%s, %a, %1)", "(%a, %s, %1)")], 1),
         ([("aten::add(%s, %a, %1)", "aten::add(%s, %some, %2)")], 1),
         ([("aten::add(%s, %a, %1)", "aten::mul(%s, %h)")], 1),
+        ([("aten::add(%s, %a, %1)", "aten::mul(%h, %s)")], 1),
         ([("aten::add(%s, %a, %1)", "aten::mul(%s, %some)")], 1),
         ([("aten::add(%s, %a, %1)", "aten::mul(%c, %some)")], 1),
         ([("(%s, %a, %1)", "(%a, %a, %1)"), ("return (%t)", returns("%t, %s"))], 1),
@@ -2472,6 +2483,7 @@ def returns(values: str) -> str:
         "norm first",
         "number",
         "factors",
+        "factors first",
         "factor",
         "factor of one branch",
         "two sums",
@@ -2604,6 +2616,67 @@ def test_branches_become_a_convolution(
     with torch.no_grad():
         for image, want in zip(images, expected, strict=True):
             torch.testing.assert_close(script(image), want, rtol=tolerance, atol=tolerance)
+
+
+class TokenMixer(Branched):
+    """FastViT's, without the MLP behind it; `in_place`: into what is of bfloat16 under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        for _ in range(2):
+            y = self.small(x)
+            norm = F.batch_norm(x, self.mean, self.variance, self.gamma, self.beta)
+            if self.in_place:
+                y += norm
+                y += self.large(x)
+            else:
+                y = y + norm + self.large(x)
+            x = x + self.scale * (y - F.batch_norm(x, self.beta, self.gamma))
+        return x
+
+
+@pytest.mark.parametrize("frozen_inside", [True, False], ids=["frozen inside", "frozen outside"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["pure", "in place"])
+@pytest.mark.parametrize("groups", [1, 16])
+def test_branches_of_bfloat16_that_are_added_in_float32(
+    groups: int, in_place: bool, frozen_inside: bool
+) -> None:
+    """Depthwise ones become one convolution of float32, for which nothing is rounded."""
+    if not has_narrow_products():
+        pytest.skip("bfloat16 is computed in float32 on this processor")
+    torch.manual_seed(0)
+    m = TokenMixer(groups, in_place).eval()
+    x = torch.randn(2, 16, 16, 10)
+    autocast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+    scripts = []
+    with torch.no_grad():
+        with autocast:
+            traced = torch.jit.trace(m, x, check_trace=False)
+        for _ in range(2):
+            with autocast if frozen_inside else contextlib.nullcontext():
+                scripts.append(torch.jit.freeze(traced))
+        script, plain = scripts
+        llga_fuser.enable(False)
+        rounded, exact = plain(x), m.double()(x.double())
+        llga_fuser.enable()
+        for _ in range(3):
+            actual = script(x)
+        with autocast:  # which would round what PyTorch computes of a product
+            within = script(x)
+        cut = script(x[:1, :, 3:, 2:])
+        report = llga_fuser.report(script, x)
+    assert actual.dtype == within.dtype == rounded.dtype == torch.float32
+
+    def error(result: Tensor) -> float:
+        return (result - exact).norm().item()
+
+    assert error(actual) < 1.05 * error(rounded)
+    assert error(within) < 1.05 * error(rounded)
+    assert cut.shape == (1, 16, 13, 8)
+    torch.testing.assert_close(cut[:, :, 4:, 4:], actual[:1, :, 7:, 6:], rtol=0.02, atol=0.02)
+    names = "+".join(group.name for group in report.groups)
+    assert names.count("conv") == (3 if groups == 16 else 5), report
+    assert ("batch_norm" in names) == (groups != 16), report
 
 
 class Shifted(torch.nn.Module):

@@ -79,6 +79,11 @@ std::optional<double> numberOf(const Value* value) {
              : std::nullopt;
 }
 
+bool isFactor(const Value* value) { return constantTensor(value).defined() || numberOf(value); }
+
+// Of aten::mul, which operand is a constant, if one is.
+size_t factorAt(const Node* mul) { return isFactor(mul->input(0)) ? 0 : 1; }
+
 // How a convolution goes over its input.
 struct Steps {
   std::vector<int64_t> stride;
@@ -289,8 +294,8 @@ class Finder {
                 (isTensor(node->input(1)) && collect(node->input(1), tree))) &&
                numberOf(node->input(2));
       case aten::mul:
-        return (constantTensor(node->input(1)).defined() || numberOf(node->input(1))) &&
-               collect(node->input(0), tree);
+        return isFactor(node->input(factorAt(node))) &&
+               collect(node->input(1 - factorAt(node)), tree);
       case aten::batch_norm:
         tree.norms.insert(node);
         break;
@@ -409,8 +414,8 @@ class Finder {
         return second ? sumOf(*first, *second, sign) : std::nullopt;
       }
       case aten::mul: {
-        const auto& factor = branch(node->input(0), tree);
-        return factor ? scaled(*factor, *node, tree) : std::nullopt;
+        const auto& multiplied = branch(node->input(1 - factorAt(node)), tree);
+        return multiplied ? scaled(*multiplied, node->input(factorAt(node)), tree) : std::nullopt;
       }
       case aten::batch_norm:
         return normOf(node);
@@ -419,12 +424,12 @@ class Finder {
     }
   }
 
-  static std::optional<Branch> scaled(const Branch& branch, const Node& mul, const Tree& tree) {
-    const auto factor = constantTensor(mul.input(1));
+  static std::optional<Branch> scaled(const Branch& branch, const Value* by, const Tree& tree) {
+    const auto factor = constantTensor(by);
     const auto channels = branch.bias.size(0);
     const auto rank = constantTensor(tree.convolutions.front()->input(1)).dim();
     at::Tensor factors;
-    if (const auto number = numberOf(mul.input(1))) {
+    if (const auto number = numberOf(by)) {
       factors = at::full({channels}, *number, at::kDouble);
     } else if (factor.is_floating_point() && factor.scalar_type() != at::kDouble &&
                (factor.dim() == rank - 1 || (factor.dim() == rank && !tree.of_batch)) &&
