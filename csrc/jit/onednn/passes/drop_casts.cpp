@@ -206,7 +206,7 @@ void narrowOps(const GraphPtr& graph) {
     std::erase_if(rest, [&](const Node* node) {
       if (castsBack(node)) {
         const auto* source = node->input(0)->node()->input(0);
-        return types.of(source) != castsTo(node) || !isCertain(source);
+        return types.of(source) != castsTo(node) || !types.isCertain(source);
       }
       return !rounding.reachesAllReadersOf(resultOf(node)) || !agrees(node, types);
     });
@@ -218,19 +218,15 @@ void narrowOps(const GraphPtr& graph) {
   }
 }
 
-// A cast of a tensor whose data type is certain that gives the tensor itself where it is the same.
-bool isNoCopy(const Node* node) {
-  return castsTo(node) && toIValue(node->input(3)) == c10::IValue(false) &&
-         node->input(4)->mustBeNone() && isCertain(node->input(0));
-}
-
 void dropIdentities(Block* block) {
   const Nodes none;
   KnownTypes types(none);
   walk(block, [&](Node* node) {
-    const auto target = widens(node)     ? Dtype(at::kFloat)
-                        : isNoCopy(node) ? castsTo(node)
-                                         : reducesTo(node);
+    // One of a tensor whose data type is certain gives the tensor itself where it is the same.
+    const bool no_copy = castsTo(node) && isPlainCast(node) && types.isCertain(node->input(0));
+    const auto target = widens(node) ? Dtype(at::kFloat)
+                        : no_copy    ? castsTo(node)
+                                     : reducesTo(node);
     if (target) {
       if (types.of(node->input(0)) == target) {
         node->output()->replaceAllUsesWith(node->input(0));

@@ -80,29 +80,7 @@ bool hasDimensions(const Value* value, int further = 8) {
   }
 }
 
-bool isCertain(const Value* value, int further) {
-  const auto* node = value->node();
-  if (further == 0) {
-    return false;
-  }
-  if (node->kind() == prim::Constant || castsTo(node)) {
-    return true;
-  }
-  const auto isCertainToo = [&](const Value* operand) { return isCertain(operand, further - 1); };
-  if (isProduct(node)) {  // both operands have one data type, or it raises
-    return isCertainToo(node->input(0)) || isCertainToo(node->input(1));
-  }
-  if (keepsFirst(node) || widens(node)) {
-    return isCertainToo(node->input(0));
-  }
-  const auto* list = node->kind() == aten::cat ? node->input(0)->node() : nullptr;
-  return list != nullptr && list->kind() == prim::ListConstruct &&
-         std::all_of(list->inputs().begin(), list->inputs().end(), isCertainToo);
-}
-
 }  // namespace
-
-bool isCertain(const Value* value) { return isCertain(value, /*further=*/8); }
 
 bool isReducedPrecision(Dtype dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
 
@@ -189,10 +167,43 @@ Dtype KnownTypes::of(const Value* value) {
   return type;
 }
 
+bool KnownTypes::isCertain(const Value* value) {
+  const auto known = certain_.find(value->unique());
+  if (known != certain_.end()) {
+    return known->second;
+  }
+  const bool is = inferCertain(value);
+  certain_.emplace(value->unique(), is);
+  return is;
+}
+
 void KnownTypes::learn(const Node* node) {
   if (node->outputs().size() == 1) {
     of(node->output());
+    isCertain(node->output());
   }
+}
+
+bool KnownTypes::inferCertain(const Value* value) {
+  const auto* node = value->node();
+  if (node->kind() == prim::Constant || castsTo(node)) {
+    return true;
+  }
+  const auto isCertainToo = [this](const Value* operand) { return isCertain(operand); };
+  if (isProduct(node)) {  // both operands have one data type, or it raises
+    return isCertain(node->input(0)) || isCertain(node->input(1));
+  }
+  if (isBinary(node)) {
+    return std::all_of(
+        node->inputs().begin(), node->inputs().begin() + 2,
+        [this](const Value* operand) { return isNumber(operand) || isCertain(operand); });
+  }
+  if (keepsFirst(node) || widens(node)) {
+    return isCertain(node->input(0));
+  }
+  const auto* list = node->kind() == aten::cat ? node->input(0)->node() : nullptr;
+  return list != nullptr && list->kind() == prim::ListConstruct &&
+         std::all_of(list->inputs().begin(), list->inputs().end(), isCertainToo);
 }
 
 Dtype KnownTypes::infer(const Value* value) {

@@ -37,10 +37,6 @@ bool keepsFirst(const Node* node);
 // Ops that make a list of the parts of a tensor.
 bool splits(const Node* node);
 
-// Whether the data type that `value` has by construction is its own for sure: that no double or
-// integers stand in its place. False where that is not known, or only from far back.
-bool isCertain(const Value* value);
-
 // Values are best asked for in the graph's order: then no answer has to look far back. Answers are
 // kept, for values that have been asked for. Owned by one thread; the graph has to stay.
 class KnownTypes {
@@ -53,10 +49,14 @@ class KnownTypes {
   void assume(const Value* value, at::ScalarType dtype) { types_[value->unique()] = dtype; }
 
   Dtype of(const Value* value);
+  // Whether the data type that `value` has by construction is its own for sure: that no double or
+  // integers stand in its place.
+  bool isCertain(const Value* value);
   void learn(const Node* node);
 
  private:
   Dtype infer(const Value* value);
+  bool inferCertain(const Value* value);
   const Value* operandOf(const Node* node, size_t i) const;
   Dtype ofOperands(const Node* node);
   Dtype ofMixed(const Value* a, const Value* b);
@@ -64,6 +64,7 @@ class KnownTypes {
 
   const Nodes& narrowed_;
   std::unordered_map<size_t, Dtype> types_;  // by id
+  std::unordered_map<size_t, bool> certain_;
 };
 
 }  // namespace llga

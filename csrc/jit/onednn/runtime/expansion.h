@@ -49,6 +49,11 @@ struct Expansion {
   };
 
   Type type = Type::float32;  // of data and the weights of pointwise convolutions
+  // Of bfloat16 the data may be float32: the source, which is rounded, the result, which is not,
+  // of a projection, and then what is added to it.
+  bool wide_source = false;
+  bool wide_result = false;
+  bool wide_addend = false;
   int64_t images = 0;
   Pair size{};           // of what is expanded
   Pair result_size{};    // of a result

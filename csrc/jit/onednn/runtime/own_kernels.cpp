@@ -226,18 +226,20 @@ size_t beforeConversion(const Ops& ops, size_t id) {
 }
 
 // What ops from `next` on apply to `value`, if it is an activation: then both are behind it.
-Expansion::Applied takeActivation(const std::vector<OpSpec>& ops, size_t& next, Operand& value) {
+Expansion::Applied takeActivation(const Ops& ops, size_t& next, Operand& value) {
   Expansion::Applied found;
-  if (next == ops.size() || ops[next].inputs()[0].id != value.id) {
+  if (next == ops.size() || ops[next]->inputs()[0].id != value.id) {
     return found;
   }
-  const auto& op = ops[next];
+  const auto& op = *ops[next];
   const auto* last = &op;
   found.rectifier = rectifierOf(op);
   if (op.kind() == OpKind::Sigmoid && next + 1 < ops.size() &&
-      isProductOf(ops[next + 1], value, op.outputs()[0])) {
+      isProductOf(*ops[next + 1], value, op.outputs()[0])) {
     found.activation = Activation::silu;
-    last = &ops[next + 1];
+    last = ops[next + 1];
+  } else if (op.kind() == OpKind::GELU) {
+    found.activation = Activation::gelu;
   } else if (found.rectifier == Rectifier::none) {
     return found;
   }
@@ -834,26 +836,44 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
 }
 
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
-  const auto& ops = graph.ops;
-  if (!ownKernelsAnywhere() || ops.size() < 2 || ops[0].kind() != OpKind::Convolution) {
+  // What is made float32 for a sum is no member of the chain.
+  Ops ops;
+  std::unordered_map<size_t, Operand> widened;  // by what it becomes
+  const auto producers = producerKinds(graph);
+  for (const auto& op : graph.ops) {
+    const auto& from = op.inputs()[0];
+    if (op.kind() == OpKind::TypeCast && from.dtype == at::kBFloat16 &&
+        producers.count(from.id) == 0) {
+      widened.emplace(op.outputs()[0].id, from);
+    } else {
+      ops.push_back(&op);
+    }
+  }
+  if (!ownKernelsAnywhere() || ops.size() < 2) {
     return std::nullopt;
   }
-  const auto type = ops[0].inputs()[0].dtype;
-  const auto first = firstConvolution(ops[0], graph);
+  size_t next = ops[0]->kind() == OpKind::TypeCast ? 1 : 0;
+  const auto& pointwise = *ops[next++];
+  if (pointwise.kind() != OpKind::Convolution ||
+      (next == 2 && pointwise.inputs()[0].id != ops[0]->outputs()[0].id)) {
+    return std::nullopt;
+  }
+  const auto type = pointwise.inputs()[0].dtype;
+  const auto first = firstConvolution(pointwise, graph);
   if ((type != at::kFloat && type != at::kBFloat16) ||
-      (!first && !isPointwise(ops[0], graph, type))) {
+      (!first && !isPointwise(pointwise, graph, type))) {
     return std::nullopt;
   }
-  FoundExpansion found{{},      ops[0].inputs()[0], ops[0].outputs()[0], ops.data(), nullptr,
+  FoundExpansion found{{},      ops[0]->inputs()[0], pointwise.outputs()[0], &pointwise, nullptr,
                        nullptr, std::nullopt};
   auto& kernel = found.kernel;
-  size_t next = 1;
+  kernel.wide_source = found.data.dtype != type;
   kernel.inner = takeActivation(ops, next, found.result);
-  if (next == ops.size() || !isImageConvolution(ops[next], graph, type) ||
-      ops[next].inputs()[0].id != found.result.id) {
+  if (next == ops.size() || !isImageConvolution(*ops[next], graph, type) ||
+      ops[next]->inputs()[0].id != found.result.id) {
     return std::nullopt;
   }
-  const auto& depthwise = ops[next++];
+  const auto& depthwise = *ops[next++];
   const auto& weight = *depthwise.inputs()[1].sizes;
   const auto strides = depthwise.get_attr<Shape>(Attr::strides);
   const auto padding = depthwise.get_attr<Shape>(Attr::pads_begin);
@@ -866,34 +886,46 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   found.depthwise = &depthwise;
   found.result = depthwise.outputs()[0];
   kernel.outer = takeActivation(ops, next, found.result);
-  if (next < ops.size() && isPointwise(ops[next], graph, type) &&
-      ops[next].inputs()[0].id == found.result.id) {
-    found.projection = &ops[next++];
+  if (next < ops.size() && isPointwise(*ops[next], graph, type) &&
+      ops[next]->inputs()[0].id == found.result.id) {
+    found.projection = ops[next++];
     found.result = found.projection->outputs()[0];
     kernel.outputs = (*found.result.sizes)[1];
-    if (next < ops.size() && ops[next].kind() == OpKind::Add) {
-      const auto& terms = ops[next++].inputs();
-      const auto& addend = terms[0].id == found.result.id ? terms[1] : terms[0];
-      if ((terms[0].id == found.result.id) == (terms[1].id == found.result.id) ||
-          addend.dtype != type || addend.sizes != found.result.sizes) {
+    if (next < ops.size() && ops[next]->kind() == OpKind::TypeCast &&
+        ops[next]->inputs()[0].id == found.result.id) {
+      found.result = ops[next++]->outputs()[0];
+    }
+    kernel.wide_result = found.result.dtype != type;
+    if (next < ops.size() && ops[next]->kind() == OpKind::Add) {
+      const auto& terms = ops[next++]->inputs();
+      const bool is_first = terms[0].id == found.result.id;
+      const auto& addend = is_first ? terms[1] : terms[0];
+      if (is_first == (terms[1].id == found.result.id) || addend.dtype != found.result.dtype ||
+          addend.sizes != found.result.sizes) {
         return std::nullopt;
       }
-      found.addend = addend;
-      found.result = ops[next - 1].outputs()[0];
+      const auto narrow = widened.find(addend.id);
+      found.addend = narrow != widened.end() ? narrow->second : addend;
+      kernel.wide_addend = kernel.wide_result && narrow == widened.end();
+      found.result = ops[next - 1]->outputs()[0];
+      widened.erase(addend.id);
     }
   }
   kernel.type = type == at::kFloat ? Expansion::Type::float32 : Expansion::Type::bfloat16;
   kernel.images = (*found.data.sizes)[0];
-  kernel.size = pair(*ops[0].outputs()[0].sizes);
+  kernel.size = pair(*pointwise.outputs()[0].sizes);
   kernel.result_size = pair(*found.result.sizes);
-  kernel.inputs = c10::multiply_integers(*ops[0].inputs()[1].sizes) / kernel.channels;
+  kernel.inputs = c10::multiply_integers(*pointwise.inputs()[1].sizes) / kernel.channels;
   kernel.first = first;
   kernel.window = weight[2];
   kernel.stride = strides[0];
   kernel.padding = padding[0];
-  const bool is =
-      next == ops.size() && found.result.dtype == type && kernel.isSupported() && kernel.pays();
-  return is ? std::optional(found) : std::nullopt;
+  const bool is_all = next == ops.size() && widened.empty();
+  const bool narrow = type == at::kBFloat16;
+  const bool known = (found.data.dtype == type || (narrow && found.data.dtype == at::kFloat)) &&
+                     (found.result.dtype == type || (narrow && found.result.dtype == at::kFloat));
+  return is_all && known && kernel.isSupported() && kernel.pays() ? std::optional(found)
+                                                                  : std::nullopt;
 }
 
 std::optional<FoundReduction> reduction(const Ops& ops) {
