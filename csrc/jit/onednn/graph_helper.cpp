@@ -154,7 +154,8 @@ class BlockPartitioner {
   // What oneDNN has no patterns for, but our kernels take: GELU's tanh form goes with the linear
   // layer, and maybe sum, that it alone reads, as the erf form does; what alone rounds this or
   // a layer norm to 8 bit goes with it; and so does what alone makes float32 of a linear layer's
-  // bfloat16 under autocast, as in front of a residual sum, with that sum.
+  // bfloat16 under autocast, as in front of a residual sum, with that sum. So does a sum behind a
+  // pointwise convolution with such a cast.
   void joinReaders(std::vector<Proposal>& proposals) const {
     std::unordered_map<const Node*, Proposal*> of;  // by the last node
     for (auto& proposal : proposals) {
@@ -192,6 +193,9 @@ class BlockPartitioner {
       }
       if (rounds && reader != nullptr && isQuantize(reader->nodes.front())) {
         take(proposal, *reader);
+      } else if (reader != nullptr && isWidenedConvolution(proposal) &&
+                 reader->nodes.front()->kind() == torch::jit::aten::add) {
+        take(proposal, *reader);
       } else if (reader != nullptr && isWidenedForAutocast(proposal, *reader)) {
         take(proposal, *reader);
         reader = readerOf(proposal);
@@ -210,6 +214,20 @@ class BlockPartitioner {
     return usesAvx512Bf16() && ownKernels() && last->kind() == torch::jit::aten::linear &&
            facts_.tensor(last->output()).dtype == at::kBFloat16 && reader.casts == 1 &&
            facts_.tensor(reader.nodes.front()->output()).dtype == at::kFloat;
+  }
+
+  // Whether it is a pointwise convolution of bfloat16 whose result is made float32, by our kernel
+  // without rounding before.
+  bool isWidenedConvolution(const Proposal& proposal) const {
+    const auto& nodes = proposal.nodes;
+    if (!usesAvx512Bf16() || !ownKernels() || nodes.size() != 2 || proposal.casts != 1 ||
+        !isConvolution(nodes[0]) || facts_.tensor(nodes[0]->output()).dtype != at::kBFloat16) {
+      return false;
+    }
+    const auto weight = constantTensor(nodes[0]->input(1));
+    constexpr int64_t kRank = 4;
+    return weight.defined() && weight.dim() == kRank && weight.size(2) == 1 &&
+           weight.size(3) == 1 && facts_.tensor(nodes[1]->output()).dtype == at::kFloat;
   }
 
   // A padding goes with the convolution that reads it.

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "jit/onednn/ir.h"
+#include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
 #include "jit/onednn/quantization.h"
 
@@ -27,6 +28,7 @@ namespace llga {
 namespace {
 
 using torch::jit::AliasDb;
+namespace aten = torch::jit::aten;
 
 struct Convolution {
   std::vector<int64_t> weight;  // sizes, outputs first
@@ -80,6 +82,15 @@ std::optional<Convolution> soleConvolution(const Node* group) {
   return few ? std::move(found) : std::nullopt;
 }
 
+// Of a group that is a pointwise one, what makes float32 of its result, and maybe a sum.
+std::optional<Convolution> widenedProjection(const Node* group) {
+  const auto ops = arithmetic(group);
+  const bool is =
+      (ops.size() == 2 || (ops.size() == 3 && ops[2]->kind() == aten::add)) && isPlainCast(ops[1]);
+  auto found = is ? convolutionOf(ops[0]) : std::nullopt;
+  return found && found->isPointwise() ? std::move(found) : std::nullopt;
+}
+
 // Whether the group is a pointwise convolution and a depthwise one, each with one more op at most:
 // oneDNN 3.7 has such partitions in bfloat16.
 bool isExpansion(const Node* group) {
@@ -122,13 +133,15 @@ class Joiner {
       joined_.push_back(node);
       return;
     }
-    const auto convolution = soleConvolution(node);
+    const auto widened = widenedProjection(node);
+    const auto convolution = widened ? widened : soleConvolution(node);
     if (!convolution) {
       return;
     }
     if (convolution->isDepthwise()) {
       auto* before = producerOf(node, *convolution);
-      const auto known = before != nullptr ? soleConvolution(before) : std::nullopt;
+      const bool narrow = before != nullptr && !widenedProjection(before);
+      const auto known = narrow ? soleConvolution(before) : std::nullopt;
       const bool expands = known && (known->isPointwise() || known->isFirst()) &&
                            known->weight[0] == convolution->weight[0] && join(before, node);
       if (expands || convolution->quantized) {

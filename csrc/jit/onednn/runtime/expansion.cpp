@@ -162,14 +162,10 @@ class Worker {
     return kNarrow ? step * e.result_size[1] * kChunk : 0;
   }
 
-  // What a first convolution reads for so many rows, or what is rounded of them; whole lines of a
-  // cache.
+  // What a first convolution reads for so many rows, whole lines of a cache.
   static int64_t copiedNumbers(const Expansion& e, int64_t rows) {
     constexpr int64_t kLine = 16;
-    const auto numbers = e.first         ? rowsUnder(*e.first, rows) * rowOf(*e.first)
-                         : e.wide_source ? at::ceil_div(rows * e.size[1] * e.inputs, int64_t{2})
-                                         : 0;
-    return at::round_up(numbers, kLine);
+    return e.first ? at::round_up(rowsUnder(*e.first, rows) * rowOf(*e.first), kLine) : 0;
   }
 
   static int64_t rowOf(const Expansion::First& first) {
@@ -194,14 +190,6 @@ class Worker {
     auto* lines = projects ? lines_ : result + pixel * width_ + part_.first_channel;
     if (e_.first && first < last) {
       copy(*e_.first, first, last);
-    }
-    if constexpr (kNarrow) {
-      if (e_.wide_source && first < last) {
-        const auto row_size = e_.size[1] * e_.inputs;
-        const auto from = (made_.image() * e_.size[0] + first) * row_size;
-        vector_loops::kernels().narrowRows(static_cast<const float*>(data_.source) + from, 1,
-                                           (last - first) * row_size, rounded(), 0);
-      }
     }
     int64_t channels = 0;
     for (int64_t c = 0; c < part_.channels; c += channels) {
@@ -255,21 +243,11 @@ class Worker {
     const auto at = pixel * e_.outputs;
     auto* to = static_cast<float*>(part_.result) + at;
     const auto* addend = static_cast<const float*>(data_.addend);
-    if (addend != nullptr && e_.wide_addend) {
-      addend += at;
-    } else if (addend != nullptr) {
-      const auto* narrow = static_cast<const Bfloat16*>(data_.addend) + at;
-      vector_loops::kernels().widenRows(narrow, 1, pixels * e_.outputs, 0, to);
-      addend = to;
-    }
     multiply(gemm::ProblemOf<Bfloat16, float>{
         pixels, e_.channels, e_.outputs, Rectifier::none, lines, e_.channels,
         static_cast<const Bfloat16*>(data_.projection), e_.channels * Linear::kernels().panel,
-        data_.projection_bias, addend, to});
+        data_.projection_bias, addend != nullptr ? addend + at : nullptr, to});
   }
-
-  // What is rounded of the source for a block.
-  Bfloat16* rounded() const { return reinterpret_cast<Bfloat16*>(copied_); }
 
   // Row `y` of what is expanded: so many rows are kept, the last ones.
   float* rowOf(float* chunk, int64_t y, int64_t channels) const {
@@ -301,9 +279,7 @@ class Worker {
                                       nullptr};
     auto together = rows_;
     auto row_stride = e_.size[1] * e_.inputs;
-    if (e_.wide_source) {
-      problem.source = reinterpret_cast<const T*>(copied_);
-    } else if (!e_.first) {
+    if (!e_.first) {
       problem.source += (made_.image() * e_.size[0] + first) * row_stride;
     } else {  // each number from a window of what copy() left
       together = 1;

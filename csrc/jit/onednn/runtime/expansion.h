@@ -49,11 +49,7 @@ struct Expansion {
   };
 
   Type type = Type::float32;  // of data and the weights of pointwise convolutions
-  // Of bfloat16 the data may be float32: the source, which is rounded, the result, which is not,
-  // of a projection, and then what is added to it.
-  bool wide_source = false;
-  bool wide_result = false;
-  bool wide_addend = false;
+  bool wide_result = false;   // of a projection in bfloat16: that and the addend are float32
   int64_t images = 0;
   Pair size{};           // of what is expanded
   Pair result_size{};    // of a result

@@ -836,38 +836,21 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
 }
 
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
-  // What is made float32 for a sum is no member of the chain.
-  Ops ops;
-  std::unordered_map<size_t, Operand> widened;  // by what it becomes
-  const auto producers = producerKinds(graph);
-  for (const auto& op : graph.ops) {
-    const auto& from = op.inputs()[0];
-    if (op.kind() == OpKind::TypeCast && from.dtype == at::kBFloat16 &&
-        producers.count(from.id) == 0) {
-      widened.emplace(op.outputs()[0].id, from);
-    } else {
-      ops.push_back(&op);
-    }
-  }
-  if (!ownKernelsAnywhere() || ops.size() < 2) {
+  const auto ops = opsOf(graph);
+  if (!ownKernelsAnywhere() || ops.size() < 2 || ops[0]->kind() != OpKind::Convolution) {
     return std::nullopt;
   }
-  size_t next = ops[0]->kind() == OpKind::TypeCast ? 1 : 0;
-  const auto& pointwise = *ops[next++];
-  if (pointwise.kind() != OpKind::Convolution ||
-      (next == 2 && pointwise.inputs()[0].id != ops[0]->outputs()[0].id)) {
-    return std::nullopt;
-  }
+  const auto& pointwise = *ops[0];
   const auto type = pointwise.inputs()[0].dtype;
   const auto first = firstConvolution(pointwise, graph);
   if ((type != at::kFloat && type != at::kBFloat16) ||
       (!first && !isPointwise(pointwise, graph, type))) {
     return std::nullopt;
   }
-  FoundExpansion found{{},      ops[0]->inputs()[0], pointwise.outputs()[0], &pointwise, nullptr,
+  FoundExpansion found{{},      pointwise.inputs()[0], pointwise.outputs()[0], &pointwise, nullptr,
                        nullptr, std::nullopt};
   auto& kernel = found.kernel;
-  kernel.wide_source = found.data.dtype != type;
+  size_t next = 1;
   kernel.inner = takeActivation(ops, next, found.result);
   if (next == ops.size() || !isImageConvolution(*ops[next], graph, type) ||
       ops[next]->inputs()[0].id != found.result.id) {
@@ -904,11 +887,8 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
           addend.sizes != found.result.sizes) {
         return std::nullopt;
       }
-      const auto narrow = widened.find(addend.id);
-      found.addend = narrow != widened.end() ? narrow->second : addend;
-      kernel.wide_addend = kernel.wide_result && narrow == widened.end();
+      found.addend = addend;
       found.result = ops[next - 1]->outputs()[0];
-      widened.erase(addend.id);
     }
   }
   kernel.type = type == at::kFloat ? Expansion::Type::float32 : Expansion::Type::bfloat16;
@@ -920,12 +900,10 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   kernel.window = weight[2];
   kernel.stride = strides[0];
   kernel.padding = padding[0];
-  const bool is_all = next == ops.size() && widened.empty();
-  const bool narrow = type == at::kBFloat16;
-  const bool known = (found.data.dtype == type || (narrow && found.data.dtype == at::kFloat)) &&
-                     (found.result.dtype == type || (narrow && found.result.dtype == at::kFloat));
-  return is_all && known && kernel.isSupported() && kernel.pays() ? std::optional(found)
-                                                                  : std::nullopt;
+  const bool known =
+      found.result.dtype == type || (type == at::kBFloat16 && found.result.dtype == at::kFloat);
+  const bool is = next == ops.size() && known && kernel.isSupported() && kernel.pays();
+  return is ? std::optional(found) : std::nullopt;
 }
 
 std::optional<FoundReduction> reduction(const Ops& ops) {

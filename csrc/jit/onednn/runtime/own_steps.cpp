@@ -1059,10 +1059,7 @@ class OwnSteps {
       }
       bias_at[i] = bindBias(step, inputs);
     }
-    const bool widened = kernel.wide_result && !kernel.wide_addend;  // other memory
-    const auto addend = found->addend && widened ? bind(step, *draft_.knownSlot(found->addend->id),
-                                                        draft_.inputLayout(found->addend->id))
-                                                 : bindAddend(step, found->addend, found->result);
+    const auto addend = bindAddend(step, found->addend, found->result);
     addChannelsLastResult(step, found->result);
     step.kernel = {[kernel, weight_at, bias_at, addend](auto from, auto to) {
                      auto data = [&](size_t i) { return i != 0 ? from[i] : nullptr; };
