@@ -2166,6 +2166,8 @@ EXPANSIONS = {
     "a few more channels than 128": Expansion(
         (1, 16, 15, 29), 136, 24, stride=2, window=5, padding=2
     ),
+    "gelu": Expansion((2, 24, 40, 41), 96, 24, inner="F.gelu", outer="F.gelu", sum="+ x"),
+    "gelu, one": Expansion((1, 24, 40, 41), 96, 20, outer="F.gelu", threads=1),
     "one vector and a bit": Expansion((1, 16, 14, 14), 17, 24, window=5, padding=2),
     "large, other channels": Expansion((4, 16, 72, 64), 138, 24, narrow=True),
     "other number of channels": Expansion((1, 16, 96, 80), 97, own=False),
@@ -2213,7 +2215,7 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     found = kernels_of(last, x.to(dtype, memory_format=torch.channels_last))
     own = [name for name in found if name.startswith("llga_expansion")]
     pays = c.own and pays_to_expand(c.size[0], math.prod(c.size[2:]), c.threads)
-    activated = "F.silu" in (c.inner, c.outer)
+    activated = not {"F.silu", "F.gelu"}.isdisjoint((c.inner, c.outer))
     expanded = c.channels * c.size[0] * math.prod(c.size[2:])
     even = c.size[1] % 2 == 0 and c.channels % 2 == 0
     if dtype == torch.bfloat16 and has_matrix_units():
@@ -2224,6 +2226,58 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
         worth = c.own and even and activated and expanded >= 2**17
         pays = (c.narrow or worth) and has_narrow_products()
     assert len(own) == (pays and has_own_kernels()), found
+
+
+SUMMED = {
+    # Under autocast: code, and how many kernels our own one leaves.
+    "cast": ("EXPANSION.float()", 1),
+    "sum": ("x + EXPANSION", 1),
+    "other side": ("EXPANSION + x", 1),
+    "broadcast": ("EXPANSION + x[:, :1]", None),
+    "difference": ("x - EXPANSION", None),
+    "pointwise": ("x + self.p(x)", 1),
+    "pointwise, of an activation": ("x + F.relu(self.p(x))", None),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("frozen_inside", [False, True], ids=["frozen outside", "frozen inside"])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("case", SUMMED)
+def test_sum_in_float32_behind_bfloat16(
+    case: str, layout: torch.memory_format, frozen_inside: bool
+) -> None:
+    """Of a residual in float32 and a block under autocast, which nothing rounds before it then."""
+    if not has_narrow_products():
+        pytest.skip("no products of bfloat16 on this processor")
+    code, kernels = SUMMED[case]
+    m = net(
+        code.replace("EXPANSION", "self.e(F.gelu(self.d(F.gelu(self.c(x)))))"),
+        c=nn.Conv2d(24, 96, 1),
+        d=nn.Conv2d(96, 96, 3, 1, 1, groups=96),
+        e=nn.Conv2d(96, 24, 1),
+        p=nn.Conv2d(24, 24, 1),
+    ).eval()
+    x = torch.randn(2, 24, 40, 41).to(memory_format=layout)
+    autocast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+    with torch.no_grad():
+        with autocast:
+            traced, expected = torch.jit.trace(m, x, check_trace=False), m(x)
+            script = torch.jit.freeze(traced) if frozen_inside else traced
+        script = script if frozen_inside else torch.jit.freeze(script)
+        for _ in range(4):
+            assert_same(script(x), expected, tol=TOLERANCES[torch.bfloat16])
+        y = x.clone()
+        y[1, 5, 20, 3], y[0, 0, 0, 0] = math.inf, math.nan
+        with autocast:
+            special = m(y)
+        assert_same(script(y), special, tol=TOLERANCES[torch.bfloat16])
+        groups = llga_fuser.report(script, x, rounds=1).groups
+    found = [p.implementation for group in groups for p in group.primitives]
+    if kernels is not None and layout == torch.channels_last:
+        isa = "amx" if has_matrix_units() else "avx512"
+        kind = "gemm" if "pointwise" in case else "expansion"
+        assert found == [f"llga_{kind}:{isa}_bf16"], found
 
 
 class First(NamedTuple):

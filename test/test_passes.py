@@ -988,6 +988,22 @@ def test_drop_casts_keeps(op: str) -> None:
     assert "aten::_autocast_to_reduced_precision" in kinds(graph), graph
 
 
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("aten::to(%x, %bf16, %no, %no, %none)", "aten::add"),
+        ("aten::_autocast_to_reduced_precision(%x, %no, %yes, %half, %bf16)", "aten::to"),
+    ],
+    ids=["certain", "but for doubles"],
+)
+def test_drop_casts_behind_many_sums(first: str, last: str) -> None:
+    """Of bfloat16 is a sum of what is, however far back that is known; then a cast does nothing."""
+    sums = "; ".join(f"%y{i + 1} : Tensor = aten::add(%y{i}, %y0, %one)" for i in range(40))
+    op = f"%y0 : Tensor = {first}; {sums}; %y : Tensor = aten::to(%y40, %bf16, %no, %no, %none)"
+    graph = after("drop_casts", TO_BF16.replace("OP", op.replace("; ", "\n  ")))
+    assert kinds(graph)[-2:] == [last, "aten::mm"], graph
+
+
 SUM = """
 graph(%x : Tensor, %w : Tensor):
   %bf16 : int = prim::Constant[value=15]()

@@ -351,7 +351,9 @@ bool Expansion::isSupported() const {
   // All channels together, where they are projected: no thread gets fewer than a vector then.
   const auto width = depthwise::kernels().width;
   const bool whole = channels % width == 0 || (outputs != 0 && channels > width);
-  return known && whole && depthwise::kernels().find(window, stride) != nullptr;
+  constexpr int64_t kMostRows = 5;  // of a window; others were not measured
+  return known && whole && window <= kMostRows &&
+         depthwise::kernels().find(window, stride) != nullptr;
 }
 
 bool Expansion::pays() const {
