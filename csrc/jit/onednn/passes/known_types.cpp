@@ -198,6 +198,9 @@ bool KnownTypes::inferCertain(const Value* value) {
         node->inputs().begin(), node->inputs().begin() + 2,
         [this](const Value* operand) { return isNumber(operand) || isCertain(operand); });
   }
+  if (node->kind() == asTargetKind()) {
+    return isCertain(node->input(1));
+  }
   if (keepsFirst(node) || widens(node)) {
     return isCertain(node->input(0));
   }

@@ -368,9 +368,10 @@ class Finder {
 
   // Whether depthwise convolutions of bfloat16 are added up in float32.
   bool isWide(const Tree& tree) {
-    const auto source = types_.of(unrounded(tree.source));
-    return types_.of(tree.root->output()) == at::kFloat &&
-           (source == at::kFloat || source == at::kBFloat16) &&
+    const auto* source = unrounded(tree.source);
+    const auto dtype = types_.of(source);
+    return types_.of(tree.root->output()) == at::kFloat && types_.isCertain(source) &&
+           (dtype == at::kFloat || dtype == at::kBFloat16) &&
            std::all_of(tree.convolutions.begin(), tree.convolutions.end(), [](const Node* node) {
              const auto branch = convolutionOf(node);
              return branch && isDepthwise(*branch) && takesBatchesOnly(node);
