@@ -2237,6 +2237,8 @@ SUMMED = {
     "difference": ("x - EXPANSION", None),
     "pointwise": ("x + self.p(x)", 1),
     "pointwise, of an activation": ("x + F.relu(self.p(x))", None),
+    "in place": ("y = self.p(x)\ny += x\nreturn y", None),
+    "in place, behind another op": ("y = self.p(x)\nz = x[:, :24]\ny += z\nreturn y", None),
 }
 
 
@@ -2259,6 +2261,7 @@ def test_sum_in_float32_behind_bfloat16(
         p=nn.Conv2d(24, 24, 1),
     ).eval()
     x = torch.randn(2, 24, 40, 41).to(memory_format=layout)
+    before = llga_fuser.cache_info().fallbacks
     autocast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
     with torch.no_grad():
         with autocast:
@@ -2267,6 +2270,8 @@ def test_sum_in_float32_behind_bfloat16(
         script = script if frozen_inside else torch.jit.freeze(script)
         for _ in range(4):
             assert_same(script(x), expected, tol=TOLERANCES[torch.bfloat16])
+        if "in place" not in case:  # parts of what autocast does not know may be of any data type
+            assert llga_fuser.cache_info().fallbacks == before
         y = x.clone()
         y[1, 5, 20, 3], y[0, 0, 0, 0] = math.inf, math.nan
         with autocast:

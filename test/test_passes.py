@@ -171,9 +171,28 @@ def test_remove_mutation() -> None:
         """,
     )
     assert kinds(graph) == ["aten::sigmoid", "aten::hardswish", "llga::as_target"]
-    FileCheck().check("%3 : Tensor = aten::hardswish(%1)").check(
-        "%4 : Tensor = llga::as_target(%3, %1)"
-    ).check("return (%4)").run(str(graph))
+    FileCheck().check("%4 : Tensor = aten::hardswish(%1)").check(
+        "%5 : Tensor = llga::as_target(%4, %1)"
+    ).check("return (%5)").run(str(graph))
+
+
+def test_remove_mutation_behind_another_op() -> None:
+    """Which TorchScript's pass brings in front of what makes the target."""
+    graph = after(
+        "remove_mutation",
+        """
+        graph(%x : Tensor, %z : Tensor):
+          %one : int = prim::Constant[value=1]()
+          %y : Tensor = aten::sigmoid(%x)
+          %w : Tensor = aten::relu(%z)
+          %r : Tensor = aten::add_(%y, %w, %one)
+          return (%r)
+        """,
+    )
+    assert sorted(kinds(graph)) == ["aten::add", "aten::relu", "aten::sigmoid", "llga::as_target"]
+    function = torch._C._create_function_from_graph("forward", graph)
+    x, z = torch.randn(3).bfloat16(), torch.randn(3)
+    assert function(x, z).dtype == torch.bfloat16
 
 
 def test_remove_mutation_twice_in_a_row() -> None:

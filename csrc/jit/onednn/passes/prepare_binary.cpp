@@ -6,7 +6,8 @@
 //      aten::sub(%two, %x)  ->  aten::rsub(%x, 2.)
 // 2. Type promotion is a cast of its own, because no oneDNN before 3.12 mixes data types:
 //      aten::add(%bf16, %f32)  ->  aten::add(aten::to(%bf16, float), %f32)
-//    A cast that ends up in no group is taken out again by the graph fuser.
+//    A cast that ends up in no group is taken out again by the graph fuser. Not where the result is
+//    cast to bfloat16, as that of an in-place op is.
 // 3. aten::expand or aten::expand_as of an operand is what the binary op does anyway:
 //      aten::add(%x, aten::expand(%bias, %sizes, ...))
 //    ->
@@ -17,6 +18,7 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "jit/onednn/facts.h"
@@ -132,6 +134,16 @@ void castOperands(Node* node, size_t count, const Facts& facts) {
   }
 }
 
+// Whether it was written into bfloat16: then a group, in which that costs nothing, must not compute
+// in float32.
+bool isWrittenIntoNarrow(const Node* node, const Facts& facts) {
+  const auto& uses = node->output()->uses();
+  return std::any_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
+    return use.user->kind() == asTargetKind() && use.offset == 0 &&
+           isNarrow(facts.tensor(use.user->input(1)));
+  });
+}
+
 void registerOperand() {
   static const torch::jit::RegisterOperators registration({torch::jit::Operator(
       "llga::operand(Tensor(a) x, Tensor other, int[]? sizes) -> Tensor(a)",
@@ -196,7 +208,7 @@ void visit(Block* block, const Facts& facts) {
       node->destroy();
       continue;
     }
-    if (isTensor(node->input(1))) {
+    if (isTensor(node->input(1)) && !isWrittenIntoNarrow(node, facts)) {
       castOperands(node, 2, facts);
     }
   }

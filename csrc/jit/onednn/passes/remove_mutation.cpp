@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "jit/onednn/ir.h"
@@ -188,37 +189,38 @@ class OwnWrites {
   std::vector<Node*> writes_;
 };
 
-// Finds the pure nodes that RemoveTensorMutation puts in the place of in-place ones: it asks about
-// each node right before it replaces it, so whatever follows the same predecessor afterwards is
-// the replacement.
+// Finds the pure nodes that RemoveTensorMutation puts in the place of in-place ones: new ones, of a
+// kind that it has asked about.
 class Replacements {
  public:
-  bool ask(Node* node) {
+  explicit Replacements(const GraphPtr& graph) : graph_(graph) {
+    auto* probe = graph->create(torch::jit::prim::Constant, 1);
+    first_ = probe->output()->unique();  // ids are counted up
+    probe->destroy();
+  }
+
+  bool ask(const Node* node) {
     if (const auto kind = pureKindOf(node)) {
-      asked_.push_back({node->prev(), *kind});
+      kinds_.insert(*kind);
     }
     return true;
   }
 
   void keepTargets() const {
-    // The last one first: what is inserted behind one must not come between another and its
-    // predecessor.
-    for (auto it = asked_.rbegin(); it != asked_.rend(); ++it) {
-      auto* node = it->before->next();
-      if (node->kind() == it->pure_kind && node->outputs().size() == 1 &&
-          isTensor(node->input(0))) {
-        keepTarget(node);
+    std::vector<Node*> found;
+    walk(graph_->block(), [&](Node* node) {
+      if (kinds_.count(node->kind()) != 0 && node->outputs().size() == 1 &&
+          node->output()->unique() > first_ && isTensor(node->input(0))) {
+        found.push_back(node);
       }
-    }
+    });
+    std::for_each(found.begin(), found.end(), keepTarget);
   }
 
  private:
-  struct Asked {
-    Node* before;
-    Symbol pure_kind;
-  };
-
-  std::vector<Asked> asked_;
+  const GraphPtr& graph_;
+  size_t first_ = 0;  // id, those of new values are larger
+  std::unordered_set<Symbol> kinds_;
 };
 
 }  // namespace
@@ -227,7 +229,7 @@ void removeMutation(const GraphPtr& graph) {
   registerAsTarget();
   // Lists first: a list that is only appended to becomes one construction, which cat can read.
   torch::jit::RemoveListMutation(graph);
-  Replacements replacements;
+  Replacements replacements(graph);
   torch::jit::RemoveTensorMutation(graph, [&](Node* node) { return replacements.ask(node); });
   replacements.keepTargets();
   OwnWrites writes(graph);
