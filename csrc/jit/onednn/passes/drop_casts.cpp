@@ -25,7 +25,6 @@
 // types that autocast leaves alone (double, integers) may stand in place of a known one: neither
 // cast changes them, but aten::to does, which is dropped only where none can.
 #include <torch/csrc/jit/ir/alias_analysis.h>
-#include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -38,7 +37,6 @@ namespace llga {
 namespace {
 
 namespace aten = torch::jit::aten;
-using torch::jit::toIValue;
 using torch::jit::Use;
 
 // Ops whose result has numbers of their operand, in memory of its own. (Rounding does not change
