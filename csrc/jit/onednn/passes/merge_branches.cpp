@@ -228,8 +228,10 @@ Value* unrounded(Value* value) {
   return isPlainCast(node) && castOf(node) == at::kBFloat16 ? value->node()->input(0) : value;
 }
 
-bool isDepthwise(const Branch& branch) {
-  return branch.weight.size(1) == 1 && branch.steps->groups == branch.weight.size(0);
+bool isDepthwise(const Node* convolution) {
+  const auto weight = constantTensor(convolution->input(1));
+  return weight.dim() > 1 && weight.size(1) == 1 &&
+         intOf(convolution->namedInput("groups")) == weight.size(0);
 }
 
 // What a sum is computed by: the nodes between one tensor and the sum.
@@ -373,8 +375,7 @@ class Finder {
     return types_.of(tree.root->output()) == at::kFloat && types_.isCertain(source) &&
            (dtype == at::kFloat || dtype == at::kBFloat16) &&
            std::all_of(tree.convolutions.begin(), tree.convolutions.end(), [](const Node* node) {
-             const auto branch = convolutionOf(node);
-             return branch && isDepthwise(*branch) && takesBatchesOnly(node);
+             return isDepthwise(node) && takesBatchesOnly(node);
            });
   }
 
@@ -474,21 +475,6 @@ std::shared_ptr<Graph> functionOf(const Tree& tree) {
   return function;
 }
 
-// The value in float32, in front of the node.
-Value* inFloat(Value* value, Node* node) {
-  auto* graph = node->owningGraph();
-  const torch::jit::WithInsertPoint guard(node);
-  auto* no = graph->insertConstant(false);
-  auto* cast = graph->insertNode(
-      graph->create(aten::to, {value, graph->insertConstant(static_cast<int64_t>(at::kFloat)), no,
-                               no, graph->insertConstant(torch::jit::IValue())}));
-  cast->copyMetadata(node);
-  if (auto type = value->type()->cast<c10::TensorType>()) {
-    cast->output()->setType(type->withScalarType(at::kFloat));
-  }
-  return cast->output();
-}
-
 void apply(const Tree& tree) {
   auto* graph = tree.root->owningGraph();
   const auto isLargest = [&](const Node* node) {
@@ -504,7 +490,7 @@ void apply(const Tree& tree) {
   auto* result = merged->output();
   if (tree.wide) {
     auto* source = unrounded(tree.source);
-    merged->replaceInput(0, tree.narrow_source ? inFloat(source, merged) : source);
+    merged->replaceInput(0, tree.narrow_source ? castToFloat(source, merged)->output() : source);
     registerAsFloat();  // eager's autocast would round the result
     auto* as_float = graph->insertNode(graph->create(asFloatKind(), {result}, 1));
     as_float->copyMetadata(tree.root);

@@ -48,6 +48,9 @@ bool mergeIntoGroup(const std::vector<torch::jit::Node*>& nodes, torch::jit::Ali
 torch::jit::Node* mergeIntoNode(const std::vector<torch::jit::Node*>& nodes,
                                 torch::jit::Symbol kind, torch::jit::AliasDb& aliases);
 
+// aten::to of `value` to float32, in front of `node`.
+torch::jit::Node* castToFloat(torch::jit::Value* value, torch::jit::Node* node);
+
 // Makes llga::as_float known to TorchScript, for passes that put one behind a product.
 void registerAsFloat();
 

@@ -103,14 +103,7 @@ void castOperand(Node* node, size_t index) {
         index, graph->insertConstant(torch::jit::toIValue(source)->toTensor().to(at::kFloat)));
     return;
   }
-  auto* no = graph->insertConstant(false);
-  auto* cast = graph->insertNode(
-      graph->create(aten::to, {source, graph->insertConstant(static_cast<int64_t>(at::kFloat)), no,
-                               no, graph->insertConstant(c10::IValue())}));
-  if (auto type = source->type()->cast<c10::TensorType>()) {
-    cast->output()->setType(type->withScalarType(at::kFloat));
-  }
-  cast->copyMetadata(node);
+  auto* cast = castToFloat(source, node);
   cast->i_(insertedAttr(), 1);
   node->replaceInput(index, cast->output());
 }
@@ -215,6 +208,20 @@ void visit(Block* block, const Facts& facts) {
 }
 
 }  // namespace
+
+Node* castToFloat(Value* value, Node* node) {
+  auto* graph = node->owningGraph();
+  const WithInsertPoint guard(node);
+  auto* no = graph->insertConstant(false);
+  auto* cast = graph->insertNode(
+      graph->create(aten::to, {value, graph->insertConstant(static_cast<int64_t>(at::kFloat)), no,
+                               no, graph->insertConstant(c10::IValue())}));
+  if (auto type = value->type()->cast<c10::TensorType>()) {
+    cast->output()->setType(type->withScalarType(at::kFloat));
+  }
+  cast->copyMetadata(node);
+  return cast;
+}
 
 void prepareBinary(const GraphPtr& graph) { visit(graph->block(), StaticFacts()); }
 

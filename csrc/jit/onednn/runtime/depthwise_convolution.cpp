@@ -7,7 +7,7 @@
 
 #include "jit/onednn/runtime/bfloat16.h"
 #include "jit/onednn/runtime/depthwise_blocks.h"
-#include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/row_blocks.h"
 #include "jit/onednn/runtime/tasks.h"
 #include "jit/onednn/runtime/vector_loops.h"
@@ -21,7 +21,7 @@ constexpr int64_t kChunk = 64;  // channels of the image at a time: what is read
 
 namespace depthwise {
 
-const Kernels& kernels() { return usesAvx512() ? avx512 : avx2; }
+const Kernels& kernels() { return &Linear::kernels() == &gemm::avx512 ? avx512 : avx2; }
 
 }  // namespace depthwise
 
@@ -43,7 +43,7 @@ bool DepthwiseConvolution::isSupported() const {
   return interleaved && channels % width == 0 && depthwise::kernels().find(window, stride);
 }
 
-const char* DepthwiseConvolution::isa() { return usesAvx512() ? "avx512" : "avx2"; }
+const char* DepthwiseConvolution::isa() { return Linear::kernels().name; }
 
 void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
   const auto& loops = vector_loops::kernels();
@@ -51,13 +51,14 @@ void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
   const auto top = task.row * stride - padding;
   const auto first = std::max<int64_t>(0, top);
   const auto last = std::max(first, std::min(size[0], top + rowsUnder(task.rows, window, stride)));
+  const auto at_first = first * size[1] * channels + task.first_channel;
   auto pixel_stride = channels;
-  const auto* images = static_cast<const float*>(task.source);
-  const auto* under = images + first * size[1] * channels + task.first_channel;
-  if (narrow) {
-    const auto* rows = static_cast<const Bfloat16*>(task.source);
-    loops.widenRows(rows + first * size[1] * channels + task.first_channel,
-                    (last - first) * size[1], task.channels, channels, memory);
+  const float* under = nullptr;
+  if (!narrow) {
+    under = static_cast<const float*>(task.source) + at_first;
+  } else {
+    loops.widenRows(static_cast<const Bfloat16*>(task.source) + at_first, (last - first) * size[1],
+                    task.channels, channels, memory);
     under = memory;
     pixel_stride = task.channels;
     memory += (last - first) * size[1] * task.channels;

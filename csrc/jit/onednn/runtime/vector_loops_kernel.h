@@ -315,7 +315,10 @@ void copyRows(const float* from, int64_t rows, int64_t columns, float* to, int64
   });
 }
 
-void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, int64_t stride) {
+// Strides from row to row.
+template <typename From, typename To>
+void convertRows(const From* from, int64_t rows, int64_t columns, int64_t from_stride, To* to,
+                 int64_t to_stride) {
   for (; rows > 0; --rows) {
     int64_t c = 0;
     for (; c + kWidth <= columns; c += kWidth) {
@@ -324,23 +327,17 @@ void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, 
     if (c < columns) {
       storeFirst(to + c, loadFirst(from + c, columns - c), columns - c);
     }
-    from += columns;
-    to += stride;
+    from += from_stride;
+    to += to_stride;
   }
 }
 
+void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, int64_t stride) {
+  convertRows(from, rows, columns, columns, to, stride);
+}
+
 void widenRows(const Bfloat16* from, int64_t rows, int64_t columns, int64_t stride, float* to) {
-  for (; rows > 0; --rows) {
-    int64_t c = 0;
-    for (; c + kWidth <= columns; c += kWidth) {
-      storeVector(to + c, loadVector(from + c));
-    }
-    if (c < columns) {
-      storeFirst(to + c, loadFirst(from + c, columns - c), columns - c);
-    }
-    from += stride;
-    to += columns;
-  }
+  convertRows(from, rows, columns, stride, to, columns);
 }
 
 void add(const float* from, float* to, int64_t count) {
