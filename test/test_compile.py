@@ -30,6 +30,7 @@ from util import (
     autocast_bf16,
     expect,
     fused_graph,
+    fuses,
     net,
     restored,
     twin,
@@ -583,6 +584,18 @@ def test_odd_inputs_afterwards() -> None:
 
 
 # ---------------------------------------------------------------------------------- life and death
+
+
+def test_packed_bytes_of_bfloat16() -> None:
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m, x = nn.Linear(256, 512).eval().bfloat16(), torch.randn(40, 256).bfloat16()
+    before = llga_fuser.cache_info().packed_bytes
+    made = llga_fuser.compile(m, x)
+    grown = llga_fuser.cache_info().packed_bytes - before
+    assert grown == 2 * 256 * 512
+    with torch.no_grad():
+        assert_same(made(x), m(x))
 
 
 def test_everything_goes_with_the_module() -> None:

@@ -788,16 +788,20 @@ def test_nan_is_quantized_as_in_eager() -> None:
                 assert float((a - e).abs().max()) <= 0.2001
 
 
-def test_weights_are_packed_once_in_8_bits() -> None:
-    w = weight(64, 32, 3, 3)
-    module = Layer(
-        lambda x, w, b: F.conv2d(x, w, b, padding=1), w, None, data=(0.02, 0, torch.quint8)
-    ).eval()
-    x = torch.rand(1, 32, 8, 8)
+PACKED: dict[str, tuple[Any, ...]] = {
+    "conv": (OPS["conv"][0], (64, 32, 3, 3), (1, 32, 8, 8), (2, 32, 9, 9)),
+    "linear": (F.linear, (96, 64), (40, 64), (70, 64)),
+}
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_weights_are_packed_once_in_8_bits(case: str) -> None:
+    function, shape, *sizes = PACKED[case]
+    w = weight(*shape)
+    module = Layer(function, w, None, data=(0.02, 0, torch.quint8)).eval()
+    x, y = (torch.rand(size) for size in sizes)
     before = llga_fuser.cache_info().packed_bytes
-    made = llga_fuser.compile(
-        module, [(x, torch.zeros(())), (torch.rand(2, 32, 9, 9), torch.zeros(()))]
-    )
+    made = llga_fuser.compile(module, [(x, torch.zeros(())), (y, torch.zeros(()))])
     grown = llga_fuser.cache_info().packed_bytes - before
     assert w.numel() <= grown <= 1.5 * w.numel()  # blocks may be padded; not 4 bytes each
     with torch.no_grad():

@@ -1407,6 +1407,22 @@ def test_bfloat16_linear_with_special_values(inputs: int, value: float) -> None:
             assert_same(script(x), m(x))
 
 
+@pytest.mark.parametrize("offset", range(3))
+@pytest.mark.parametrize("gap", range(3))
+def test_bfloat16_linear_of_a_weight_anywhere(offset: int, gap: int) -> None:
+    """A part of a larger one, where pairs of numbers lie as no wider number would."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("self.l(x)", l=nn.Linear(64, 96)).eval().bfloat16()
+    memory = torch.randn(offset + 96 * (64 + gap)).bfloat16()
+    m.l.weight = nn.Parameter(memory.as_strided((96, 64), (64 + gap, 1), offset), False)
+    x = torch.randn(40, 64).bfloat16()
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
 TILED_CONVOLUTION = "llga_tiled:amx_bf16"
 
 

@@ -37,7 +37,8 @@ class PlanCompiler {
       return draft_.finished();
     }
     lower();
-    if (draft_.request.division == Division::onednn || !addOwnGroup(draft_)) {
+    const bool own = draft_.request.division != Division::onednn && addOwnGroup(draft_);
+    if (!own && !addOwnChain()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);
         const auto* applied = activationWith(ops.front());
@@ -166,6 +167,45 @@ class PlanCompiler {
         throw CompileError{refused.reason};
       }
     }
+  }
+
+  // Where one kernel of our own computes all, in a chain, oneDNN need not be asked for partitions:
+  // that takes it several milliseconds, and networks have a hundred groups. False, and nothing is
+  // done, for any other group.
+  bool addOwnChain() {
+    const auto& request = draft_.request;
+    if (request.division != Division::usual || request.way_of || !isChain() || !cuts().empty() ||
+        !activationsApart(draft_.lowered, draft_.group_outputs).empty()) {
+      return false;
+    }
+    Ops ops;
+    for (const auto& op : draft_.lowered.ops) {
+      ops.push_back(&op);
+    }
+    draft_.pack = pack_;
+    return addOwnStep(draft_, ops, Way::usual);
+  }
+
+  // Whether each op reads what the one before it gives, and nothing else of the group, of which
+  // only the last result is read outside.
+  bool isChain() const {
+    const auto& ops = draft_.lowered.ops;
+    const auto producers = producerKinds(draft_.lowered);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      const auto& inputs = ops[i].inputs();
+      const auto inside = std::count_if(inputs.begin(), inputs.end(), [&](const Operand& input) {
+        return producers.count(input.id) != 0;
+      });
+      const bool follows =
+          i != 0 && std::any_of(inputs.begin(), inputs.end(), [&](const Operand& input) {
+            return input.id == ops[i - 1].outputs()[0].id;
+          });
+      if (ops[i].outputs().size() != 1 || inside != (i == 0 ? 0 : 1) || follows != (i != 0)) {
+        return false;
+      }
+    }
+    return !ops.empty() && draft_.group_outputs.size() == 1 &&
+           draft_.group_outputs.count(ops.back().outputs()[0].id) != 0;
   }
 
   // The partitions in an order in which each finds its inputs computed.

@@ -15,6 +15,15 @@
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
+namespace {
+
+// Whether two numbers below each other can be moved as one of twice the size.
+bool liesInPairs(const at::Tensor& matrix) {
+  return matrix.stride(0) == 1 && matrix.size(0) % 2 == 0 && matrix.stride(1) % 2 == 0 &&
+         matrix.storage_offset() % 2 == 0;
+}
+
+}  // namespace
 
 const gemm::Kernels& Linear::kernels() {
   static const bool avx512 = usesAvx512() && __builtin_cpu_supports("avx512f") != 0;
@@ -30,6 +39,12 @@ void Linear::toPanels(const at::Tensor& weight, const at::Tensor& panels) {
   const auto together = panels.size(2) / panel;
   const auto missing = panels.size(0) * panel - weight.size(1);
   const auto whole = missing == 0 ? weight : at::constant_pad_nd(weight, {0, missing});
+  if (together == 2 && panels.itemsize() == 2 && liesInPairs(whole)) {
+    const auto pairs = whole.t().view(at::kInt).t();
+    panels.view(at::kInt).copy_(
+        pairs.reshape({panels.size(1), panels.size(0), panel}).permute({1, 0, 2}));
+    return;
+  }
   const auto parts = whole.reshape({panels.size(1), together, panels.size(0), panel});
   panels.view({panels.size(0), panels.size(1), panel, together}).copy_(parts.permute({2, 0, 3, 1}));
 }

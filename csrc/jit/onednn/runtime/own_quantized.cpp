@@ -1,12 +1,16 @@
 #include "jit/onednn/runtime/own_quantized.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/ceil_div.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 namespace llga {
 namespace {
@@ -587,6 +591,37 @@ const FoundQuantized& FoundQuantizedBlock::first() const {
 
 const FoundQuantized& FoundQuantizedBlock::last() const { return parts[2] ? *parts[2] : *parts[1]; }
 
+namespace {
+
+// Of each row of 8-bit numbers, in int64. PyTorch would make wider copies of all of them first.
+struct RowSums {
+  at::Tensor sums;
+  at::Tensor magnitudes;
+
+  static RowSums of(const at::Tensor& matrix) {
+    constexpr int64_t kNumbers = 1 << 15;  // worth a thread
+    const auto dense = matrix.contiguous();
+    const auto columns = dense.size(1);
+    RowSums result{at::empty({dense.size(0)}, at::kLong), at::empty({dense.size(0)}, at::kLong)};
+    const auto* numbers = dense.const_data_ptr<int8_t>();
+    auto* sums = result.sums.mutable_data_ptr<int64_t>();
+    auto* magnitudes = result.magnitudes.mutable_data_ptr<int64_t>();
+    at::parallel_for(
+        0, dense.size(0), std::max<int64_t>(1, kNumbers / std::max<int64_t>(1, columns)),
+        [&](int64_t first, int64_t last) {
+          for (auto row = first; row < last; ++row) {
+            const auto* from = numbers + row * columns;
+            sums[row] = std::accumulate(from, from + columns, int64_t{0});
+            magnitudes[row] = std::transform_reduce(from, from + columns, int64_t{0}, std::plus<>(),
+                                                    [](int n) { return std::abs(n); });
+          }
+        });
+    return result;
+  }
+};
+
+}  // namespace
+
 std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tensor& weight,
                                     const at::Tensor& bias) {
   const auto outputs = weight.size(0);
@@ -626,12 +661,12 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
       static_cast<uint8_t>(std::clamp<double>(std::nearbyint(most), 0, kLargest));
   rescale.lowest = static_cast<uint8_t>(std::clamp<double>(least, 0, kLargest));
   constexpr double kLargestSum = 1 << 30;
-  const auto largest = weight.flatten(1).to(at::kDouble).abs().sum(1) * kLargest;
+  const auto weights = RowSums::of(weight.flatten(1));
+  const auto largest = weights.magnitudes * kLargest;
   rescale.fits =
       (largest * scale.abs() + shift.abs()).max().item<double>() + kLargest * rescale.addend_scale <
       kLargestSum;
-  const auto weights = weight.flatten(1).sum(1, /*keepdim=*/false, at::kLong);
-  const auto start = (weights * -found.data_scale.zero_point).to(at::kInt);
+  const auto start = (weights.sums * -found.data_scale.zero_point).to(at::kInt);
   for (const auto& numbers : {start, scale, shift}) {
     sums.tensors.push_back(QuantizedSums::padded(numbers));
   }

@@ -302,8 +302,8 @@ at::Tensor packStrided(const at::Tensor& weight, const Layout& layout, Placement
 
 }  // namespace
 
-PackedWeight::PackedWeight(at::Tensor memory, size_t bytes)
-    : memory_(std::move(memory)), bytes_(bytes) {
+PackedWeight::PackedWeight(at::Tensor memory)
+    : memory_(std::move(memory)), bytes_(memory_.nbytes()) {
   live_bytes += bytes_;
 }
 
@@ -330,7 +330,7 @@ PackedWeightPtr shared(const at::Tensor& weight, const Layout& wanted, Placement
     }
     ++it;
   }
-  auto packed = std::make_shared<const PackedWeight>(make(), wanted.get_mem_size());
+  auto packed = std::make_shared<const PackedWeight>(make());
   reg.entries.emplace(
       key, Entry{weight.storage().getWeakStorageImpl(), version, weight.sizes().vec(),
                  weight.strides().vec(), weight.storage_offset(), wanted, placement, packed});

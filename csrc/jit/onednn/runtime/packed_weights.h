@@ -18,7 +18,7 @@ namespace llga {
 
 class PackedWeight {
  public:
-  PackedWeight(at::Tensor memory, size_t bytes);
+  explicit PackedWeight(at::Tensor memory);
   ~PackedWeight();
   PackedWeight(const PackedWeight&) = delete;
   PackedWeight& operator=(const PackedWeight&) = delete;

@@ -134,17 +134,24 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
   if (once < (products ? kWorthALook : kWithoutProducts)) {
     return plan;
   }
-  // What the subgraph took may be mostly that it ran for the first time.
+  // What either took may be mostly that it ran for the first time.
   auto known = subgraph_seconds;
-  for (int i = 0; i < 3 && !products && once < kSlow * known; ++i) {
-    known = std::min(known, secondsOf(run_subgraph));
-  }
-  if (once < kSlow * known) {
+  if (products && once < kSlow * known) {
     return plan;
   }
-  const auto interpreter = fastest(run_subgraph, once / kSlow / kSlow);
+  for (int i = 0; i < 3; ++i) {
+    known = std::min(known, secondsOf(run_subgraph));
+  }
+  auto seconds = once;
+  if (seconds >= kSlow * known) {
+    seconds = fastest([&] { run(*plan); }, kSlow * known);
+  }
+  if (seconds < kSlow * known) {
+    return plan;
+  }
+  const auto interpreter = fastest(run_subgraph, seconds / kSlow / kSlow);
   const auto limit = kSlow * interpreter;
-  auto seconds = fastest([&] { run(*plan); }, limit);
+  seconds = std::min(seconds, fastest([&] { run(*plan); }, limit));
   if (seconds <= limit) {
     return plan;
   }
