@@ -662,7 +662,7 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   rescale.lowest = static_cast<uint8_t>(std::clamp<double>(least, 0, kLargest));
   constexpr double kLargestSum = 1 << 30;
   const auto weights = RowSums::of(weight.flatten(1));
-  const auto largest = weights.magnitudes * kLargest;
+  const auto largest = weights.magnitudes.to(at::kDouble) * kLargest;
   rescale.fits =
       (largest * scale.abs() + shift.abs()).max().item<double>() + kLargest * rescale.addend_scale <
       kLargestSum;
