@@ -178,34 +178,28 @@ class PlanCompiler {
         !activationsApart(draft_.lowered, draft_.group_outputs).empty()) {
       return false;
     }
-    Ops ops;
-    for (const auto& op : draft_.lowered.ops) {
-      ops.push_back(&op);
-    }
     draft_.pack = pack_;
-    return addOwnStep(draft_, ops, Way::usual);
+    return addOwnStep(draft_, llga::opsOf(draft_.lowered), Way::usual);
   }
 
   // Whether each op reads what the one before it gives, and nothing else of the group, of which
   // only the last result is read outside.
   bool isChain() const {
-    const auto& ops = draft_.lowered.ops;
     const auto producers = producerKinds(draft_.lowered);
-    for (size_t i = 0; i < ops.size(); ++i) {
-      const auto& inputs = ops[i].inputs();
+    std::optional<size_t> last;
+    for (const auto& op : draft_.lowered.ops) {
+      const auto& inputs = op.inputs();
       const auto inside = std::count_if(inputs.begin(), inputs.end(), [&](const Operand& input) {
         return producers.count(input.id) != 0;
       });
-      const bool follows =
-          i != 0 && std::any_of(inputs.begin(), inputs.end(), [&](const Operand& input) {
-            return input.id == ops[i - 1].outputs()[0].id;
-          });
-      if (ops[i].outputs().size() != 1 || inside != (i == 0 ? 0 : 1) || follows != (i != 0)) {
+      const auto of_last = std::count_if(inputs.begin(), inputs.end(),
+                                         [&](const Operand& input) { return input.id == last; });
+      if (op.outputs().size() != 1 || inside != of_last || of_last != (last ? 1 : 0)) {
         return false;
       }
+      last = op.outputs()[0].id;
     }
-    return !ops.empty() && draft_.group_outputs.size() == 1 &&
-           draft_.group_outputs.count(ops.back().outputs()[0].id) != 0;
+    return last && draft_.group_outputs.size() == 1 && draft_.group_outputs.count(*last) != 0;
   }
 
   // The partitions in an order in which each finds its inputs computed.

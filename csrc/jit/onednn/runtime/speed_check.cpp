@@ -142,10 +142,10 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
   for (int i = 0; i < 3; ++i) {
     known = std::min(known, secondsOf(run_subgraph));
   }
-  auto seconds = once;
-  if (seconds >= kSlow * known) {
-    seconds = fastest([&] { run(*plan); }, kSlow * known);
+  if (once < kSlow * known) {
+    return plan;
   }
+  auto seconds = fastest([&] { run(*plan); }, kSlow * known);
   if (seconds < kSlow * known) {
     return plan;
   }
