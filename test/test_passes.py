@@ -277,11 +277,57 @@ def test_remove_mutation_of_a_view(source: str, rest: str, pure: bool) -> None:
         "y = torch.cos(x)\ny /= y.sum(-1, keepdim=True)\nreturn torch.relu(y)",
         "y = torch.cos(x)\nz = y + 1\ny *= z\ny += y\nreturn y, z",
         "y = torch.cos(x)\nz = y + 1\nw = y.view(-1)\ny *= z\nreturn y, w",
+        "y = torch.cos(x)\ny.relu_()\na, b = y.split(3, 1)\nreturn a * b.sum(1)[:, None], y",
+        "y = torch.cos(x)\na, b = y.chunk(2, 1)\ny.relu_()\nb += a\nreturn torch.sigmoid(a), b",
+        "y = torch.cos(x)\na, b = y.chunk(2, 1)\na += 1\nb += 2\ny += 1\nreturn a * b",
+        "y = torch.cos(x)\na = y.chunk(2, 1)\ny += 1\nb = a[1]\nb += 1\nreturn a[0] * a[1]",
+        "y = torch.cos(x)\na = y.unbind(0)\nz = a[0] + a[-1]\nz += a[1]\nz.relu_()\nreturn z, a",
+        "a, b = x.split(3, 1)\na += b\nreturn torch.relu(a) + b",
     ],
 )
 @pytest.mark.parametrize("scripted", [False, True])
 def test_writes_are_seen(code: str, scripted: bool) -> None:
     check(net(code), [torch.randn(4, 6, 5)], scripted=scripted)
+
+
+TAKEN_APART = """
+graph(%x : Tensor, %y : Tensor):
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %1 : Tensor = aten::matmul(%x, %y)
+  %2 : Tensor = aten::add_(%1, %x, %one)
+  %3 : Tensor = aten::relu_(%2)
+  %4 : Tensor[] = LIST
+  READS
+  %7 : Tensor = aten::matmul(%5, %6)
+  %8 : Tensor = aten::add_(%7, %3, %one)
+  return (%8)
+"""
+
+
+@pytest.mark.parametrize(
+    "made", ["split(%3, %two, %one)", "chunk(%3, %two, %one)", "unbind(%3, %one)"]
+)
+@pytest.mark.parametrize(
+    "reads",
+    [
+        ["%5 : Tensor, %6 : Tensor = prim::ListUnpack(%4)"],
+        [f"%{i + 5} : Tensor = aten::__getitem__(%4, {n})" for i, n in enumerate(["%one", "%two"])],
+    ],
+)
+def test_remove_mutation_of_what_is_split(made: str, reads: list[str]) -> None:
+    """Parts are those of the pure result, and the list of them is still one."""
+    made = f"aten::{made}"
+    graph = after(
+        "remove_mutation", TAKEN_APART.replace("LIST", made).replace("READS", "\n  ".join(reads))
+    )
+    pure = ["aten::add", "llga::as_target"]
+    apart = [read.split("= ")[1].split("(")[0] for read in reads]
+    assert kinds(graph) == [
+        *["aten::matmul", *pure, "aten::relu", "llga::as_target"],
+        *[made.split("(")[0], *apart, "aten::matmul", *pure],
+    ]
+    assert next(graph.findNode(made.split("(")[0]).inputs()).node().kind() == "llga::as_target"
 
 
 class KeepsItsData(torch.nn.Module):

@@ -10,6 +10,12 @@
 // are proven here: writes to views (x = y[:, :n]; x += z), and behind what reads the target (x /=
 // x.sum()), where nothing reads behind by another name what is written there.
 //
+// Alias analysis takes what comes out of a list, and so what was split, for anything there is.
+// While it is asked, parts are views of what they are parts of, which it can tell from others:
+//
+//   %l : Tensor[] = aten::split(%x, %n, %dim)          %p : Tensor = aten::alias(%x)
+//   %p : Tensor, %q : Tensor = prim::ListUnpack(%l)    %q : Tensor = aten::alias(%x)
+//
 // oneDNN Graph is pure. llga::as_target keeps what only the in-place op has: the data type of the
 // target (bf16.add_(f32) is bf16, bf16.add(f32) is f32) and its errors. What can't be proven stays,
 // and keeps its neighbours out of groups.
@@ -23,6 +29,7 @@
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "jit/onednn/ir.h"
@@ -189,6 +196,117 @@ class OwnWrites {
   std::vector<Node*> writes_;
 };
 
+// Lists of parts of a tensor (aten::split, chunk, unbind), taken out of the graph as the head of
+// this file says, and put back.
+class PartsAsViews {
+ public:
+  explicit PartsAsViews(const GraphPtr& graph) : graph_(graph) {
+    std::vector<Node*> found;
+    walk(graph->block(), [&](Node* node) {
+      if (givesParts(node) && isOnlyTakenApart(node->output())) {
+        found.push_back(node);
+      }
+    });
+    std::for_each(found.begin(), found.end(), [this](Node* split) { takeOut(split); });
+  }
+
+  void putBack() {
+    for (const auto& [split, parts] : taken_) {
+      putBack(split, parts);
+    }
+    for (const auto& [split, parts] : taken_) {
+      for (const auto& part : parts) {
+        part.view->destroy();
+        if (part.output + 1 == part.reader->outputs().size()) {
+          part.reader->destroy();
+        }
+      }
+      auto* nothing = split->input(0)->node();
+      split->destroy();
+      nothing->destroy();
+    }
+  }
+
+ private:
+  struct Part {
+    Node* reader;  // of the list
+    size_t output;
+    Node* view;
+  };
+
+  // A list of views of the first input, which is the only tensor.
+  static bool givesParts(const Node* node) {
+    const auto* schema = node->maybeSchema();
+    if (!node->kind().is_aten() || schema == nullptr || schema->returns().size() != 1 ||
+        schema->returns()[0].alias_info() == nullptr ||
+        !node->output()->type()->isSubtypeOf(*c10::ListType::ofTensors())) {
+      return false;
+    }
+    const auto& inputs = node->inputs();
+    return !inputs.empty() && isTensor(inputs[0]) &&
+           std::none_of(inputs.begin() + 1, inputs.end(), isTensor);
+  }
+
+  static bool isOnlyTakenApart(const Value* list) {
+    const auto& uses = list->uses();
+    return !uses.empty() && std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
+      const auto kind = use.user->kind();
+      return (kind == torch::jit::prim::ListUnpack || kind == torch::jit::aten::__getitem__) &&
+             use.user->owningBlock() == list->node()->owningBlock() && !use.user->outputs().empty();
+    });
+  }
+
+  // The list is one of parts of nothing meanwhile.
+  void takeOut(Node* split) {
+    std::vector<Node*> readers;
+    for (const auto& use : split->output()->uses()) {
+      readers.push_back(use.user);
+    }
+    std::sort(readers.begin(), readers.end(),
+              [](const Node* a, const Node* b) { return a->isBefore(b); });
+    auto& parts = taken_.emplace_back(split, std::vector<Part>{}).second;
+    for (auto* reader : readers) {
+      auto* last = reader;
+      for (auto* value : reader->outputs()) {
+        auto* view = graph_->create(torch::jit::aten::alias, {split->input(0)}, 1);
+        view->insertAfter(last);
+        view->output()->setType(value->type());
+        value->replaceAllUsesWith(view->output());
+        parts.push_back({reader, value->offset(), view});
+        last = view;
+      }
+    }
+    const torch::jit::WithInsertPoint before(split);
+    split->replaceInput(0, graph_->insertConstant(at::empty({0})));
+  }
+
+  void putBack(const Node* split, const std::vector<Part>& parts) {
+    const auto copy = [&](const Node* node, Value* input, Node* before) {
+      auto* made = graph_->createClone(const_cast<Node*>(node), [](Value* value) { return value; });
+      made->replaceInput(0, input);
+      return made->insertBefore(before);
+    };
+    Node* list = nullptr;
+    Node* reader = nullptr;
+    const Part* last = nullptr;
+    for (const auto& part : parts) {
+      // Another tensor where a write was made pure between two of them.
+      const bool other = last == nullptr || last->view->input() != part.view->input();
+      if (other) {
+        list = copy(split, part.view->input(), part.view);
+      }
+      if (other || last->reader != part.reader) {
+        reader = copy(part.reader, list->output(), part.view);
+      }
+      part.view->output()->replaceAllUsesWith(reader->output(part.output));
+      last = &part;
+    }
+  }
+
+  const GraphPtr& graph_;
+  std::vector<std::pair<Node*, std::vector<Part>>> taken_;
+};
+
 // Finds the pure nodes that RemoveTensorMutation puts in the place of in-place ones: new ones, of a
 // kind that it has asked about.
 class Replacements {
@@ -229,12 +347,14 @@ void removeMutation(const GraphPtr& graph) {
   registerAsTarget();
   // Lists first: a list that is only appended to becomes one construction, which cat can read.
   torch::jit::RemoveListMutation(graph);
+  PartsAsViews parts(graph);
   Replacements replacements(graph);
   torch::jit::RemoveTensorMutation(graph, [&](Node* node) { return replacements.ask(node); });
   replacements.keepTargets();
   OwnWrites writes(graph);
   writes.find();
   const auto made = writes.makePure();
+  parts.putBack();
   std::for_each(made.begin(), made.end(), keepTarget);
 }
 
