@@ -1952,6 +1952,56 @@ def test_padding_before_a_convolution_of_other_dimensions(kind: Any) -> None:
     check(m, [torch.randn(2, 4, *(9, 7, 8)[:dims])], fused="pad _convolution")
 
 
+LEAST = {
+    "same_as_tf": ("F.pad(y, [0, 1, 0, 1], value=-torch.inf), 3, 2", True),
+    "more": ("F.pad(y, [1, 0, 2, 1], value=-torch.inf), 5, 3, 2", True),
+    "dilated": ("F.pad(y, [2, 3, 4, 1], value=-torch.inf), 3, 1, 0, 2", True),
+    "ceil": ("F.pad(y, [0, 1, 1, 1], value=-torch.inf), 3, 2, 1, 1, True", True),
+    "of_width": ("F.pad(y, [1, 1], value=-torch.inf), 2", True),
+    "nothing_under_a_window": ("F.pad(y, [0, 3, 0, 1], value=-torch.inf), 3, 1", False),
+    "cropped": ("F.pad(y, [0, -1, 0, 1], value=-torch.inf), 3, 1", False),
+    "zeros": ("F.pad(y, [0, 1, 0, 1]), 3, 2", None),
+    "large": ("F.pad(y, [0, 1, 0, 1], value=-1e30), 3, 2", None),
+}
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("case", LEAST)
+def test_padding_before_max_pooling(case: str, mode: str) -> None:
+    """By what is less than any number, which poolings pad with themselves."""
+    pooled, taken = LEAST[case]
+    m = net(
+        f"y = self.c(x)\ny = F.max_pool2d({pooled})\nreturn self.d(F.relu(y))",
+        c=nn.Conv2d(4, 8, 3), d=nn.Conv2d(8, 8, 1),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 4, 11, 14)
+    if taken is None:
+        return check(m, [x], outside="pad", **MODES[mode])
+    fused = "_convolution pad max_pool2d relu" if taken and mode == "traced" else ""
+    check(m, [x], **MODES[mode], fused=fused, fallbacks=not taken)
+    x[0, 1, 5, 6] = math.nan
+    return check(m, [x], **MODES[mode], fallbacks=True)
+
+
+def test_infinities_that_a_fallback_ends() -> None:
+    """What is behind it is computed by groups again."""
+    m = net(
+        "y = F.max_pool2d(torch.where(x > 0, x, -torch.inf), 5)\nreturn F.relu(self.c(y))",
+        c=nn.Conv2d(4, 8, 3, padding=1),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 4, 20, 20)
+    found = llga_fuser.report(to_script(m, [x]), x, rounds=1)
+    assert [group.ops[0].kind for group in found.groups] == [
+        "aten::max_pool2d",
+        "aten::_convolution",
+    ]
+    assert [(f.group, f.reason) for f in found.fallbacks] == [
+        (0, "an input holds NaN or an infinity")
+    ]
+    check(m, [x], fallbacks=True)
+    check(m, [x - 10], fallbacks=True)
+
+
 def test_padded_blocks_of_a_mobilenet() -> None:
     """Of TensorFlow's kind: the kernel for the whole block pads as well."""
     m = net(

@@ -3,6 +3,7 @@
 #include <torch/csrc/jit/jit_log.h>
 
 #include <algorithm>
+#include <limits>
 #include <unordered_set>
 
 namespace llga {
@@ -193,7 +194,19 @@ bool isConvolution(const Node* node) {
 
 namespace {
 
-bool isZeroPadding(const Node* node) {
+bool isMaxPool(const Node* node) {
+  using namespace torch::jit;
+  switch (node->kind()) {
+    case aten::max_pool1d:
+    case aten::max_pool2d:
+    case aten::max_pool3d:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool isPaddingWith(double number, const Node* node) {
   using torch::jit::toIValue;
   static const auto kConstantPad = Symbol::fromQualString("aten::constant_pad_nd");
   const bool constant = node->kind() == kConstantPad;
@@ -202,18 +215,21 @@ bool isZeroPadding(const Node* node) {
     return false;
   }
   const auto filled = toIValue(node->input(constant ? 2 : 3));
-  return filled && (filled->isNone() || (filled->isScalar() && filled->toScalar().equal(0)));
+  return filled &&
+         (filled->isNone() ? number == 0 : filled->isScalar() && filled->toScalar().equal(number));
 }
 
 }  // namespace
 
 const Node* paddingOf(const Node* node) {
-  if (!isConvolution(node)) {
+  const bool pools = isMaxPool(node);
+  if (!pools && !isConvolution(node)) {
     return nullptr;
   }
   const auto* padding = node->input(0)->node();
-  const bool its_own = isZeroPadding(padding) && padding->owningBlock() == node->owningBlock() &&
-                       padding->output()->uses().size() == 1;
+  const bool its_own =
+      isPaddingWith(pools ? -std::numeric_limits<double>::infinity() : 0, padding) &&
+      padding->owningBlock() == node->owningBlock() && padding->output()->uses().size() == 1;
   return its_own ? padding : nullptr;
 }
 

@@ -106,13 +106,13 @@ void refuse(Node* node, const std::string& reason);
 // nothing inside a group, where its result is known once per signature.
 bool isShapeArithmetic(const Node* node);
 
-// The zero padding that `node`, a convolution, alone reads: oneDNN's convolutions pad themselves,
-// so that it costs nothing inside a group. Null if there is none. Its numbers may be known only
-// when the group is compiled.
+// The padding that `node` alone reads, by zeros of a convolution or -inf of a max pooling: oneDNN's
+// pad themselves, so that it costs nothing inside a group. Null if there is none. Its numbers may
+// be known only when the group is compiled.
 const Node* paddingOf(const Node* node);
 
 // The nodes of a group's graph but for constants, lists, arithmetic on sizes, identities and the
-// paddings of its convolutions, in its order.
+// paddings that ops of it do themselves, in its order.
 std::vector<const Node*> computations(const Graph& subgraph);
 // The only one of them; null if there are several, or none.
 const Node* soleComputation(const Graph& subgraph);

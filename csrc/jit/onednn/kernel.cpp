@@ -595,7 +595,7 @@ void FusionKernel::fallBack(Stack& stack, const std::string& reason, bool taint)
   torch::jit::drop(stack, input_count_);
   runSubgraph(own);
   for (size_t i = 0; taint && i < own.size(); ++i) {
-    if (any_layout_[i]) {
+    if (any_layout_[i] && !allFinite(own[i].toTensor())) {
       markTainted(own[i].toTensor());
     }
   }

@@ -29,22 +29,6 @@ size_t spatialRank(const Lowering& lowering) {
   return static_cast<size_t>(rank - 2);
 }
 
-// `list`: the numbers of aten::pad, begin and end of the last dimension first. Any make the same
-// partition.
-void addPadding(const Lowering& l, const Value* list, Shape& pads_begin, Shape& pads_end) {
-  const auto by = l.knownInts(list).value_or(Shape{});
-  if (by.size() % 2 != 0 || by.size() > 2 * pads_begin.size() ||
-      std::any_of(by.begin(), by.end(), [](int64_t number) { return number < 0; })) {
-    l.refuse(fmt::format("padded by {}, which is no padding of {} dimensions of pixels", toText(by),
-                         pads_begin.size()));
-  }
-  for (size_t i = 0; i < by.size(); i += 2) {
-    const auto dim = pads_begin.size() - 1 - i / 2;
-    pads_begin[dim] += by[i];
-    pads_end[dim] += by[i + 1];
-  }
-}
-
 void emitConvolution(Lowering& l, const ConvArgs& args) {
   const auto dtype = l.dtype(l.arg("input"));
   if (dtype != at::kFloat && dtype != at::kBFloat16) {
@@ -68,7 +52,7 @@ void emitConvolution(Lowering& l, const ConvArgs& args) {
   auto pads_begin = args.pads_begin;
   auto pads_end = args.pads_end;
   if (padding != nullptr) {
-    addPadding(l, padding->input(1), pads_begin, pads_end);
+    l.addPadding(padding, pads_begin, pads_end);
   }
   op.set_attr<Shape>(Attr::pads_begin, pads_begin);
   op.set_attr<Shape>(Attr::pads_end, pads_end);

@@ -100,6 +100,20 @@ std::optional<Shape> Lowering::knownInts(const Value* list) const {
   return known && known->isIntList() ? std::optional(known->toIntVector()) : std::nullopt;
 }
 
+void Lowering::addPadding(const Node* padding, Shape& pads_begin, Shape& pads_end) const {
+  const auto by = knownInts(padding->input(1)).value_or(Shape{});
+  if (by.size() % 2 != 0 || by.size() > 2 * pads_begin.size() ||
+      std::any_of(by.begin(), by.end(), [](int64_t number) { return number < 0; })) {
+    refuse(fmt::format("padded by {}, which is no padding of {} dimensions of pixels", toText(by),
+                       pads_begin.size()));
+  }
+  for (size_t i = 0; i < by.size(); i += 2) {
+    const auto dim = pads_begin.size() - 1 - i / 2;
+    pads_begin[dim] += by[i];
+    pads_end[dim] += by[i + 1];
+  }
+}
+
 int64_t Lowering::integer(const char* name) const {
   const auto value = host(name);
   if (value.isInt()) {

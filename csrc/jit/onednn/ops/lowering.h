@@ -122,6 +122,9 @@ class Lowering {
   bool isKnown(const char* name) const { return facts_.constant(arg(name)).has_value(); }
   // A list of integers, if it is known.
   std::optional<Shape> knownInts(const Value* list) const;
+  // Adds the numbers of a node that pads pixels, which are begin and end of the last dimension
+  // first. Where they are not known it adds none: any make the same partition.
+  void addPadding(const Node* padding, Shape& pads_begin, Shape& pads_end) const;
   int64_t integer(const char* name) const;
   double number(const char* name) const;  // int or float
   bool flag(const char* name) const;

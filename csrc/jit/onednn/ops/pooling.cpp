@@ -1,6 +1,8 @@
 // Pooling. oneDNN Graph: MaxPool, AvgPool (data NCX).
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "jit/onednn/ops/op_table.h"
 
 namespace llga {
@@ -70,7 +72,18 @@ void maxPool(Lowering& l) {
   spatialRank(l, n);
   auto w = window(l, n);
   padToOutput(l, w, n);
-  auto& op = l.emit(OpKind::MaxPool, {l.in("self")}, {l.out()});
+  const auto* padding = paddingOf(l.node());
+  if (padding != nullptr) {
+    l.addPadding(padding, w.pads_begin, w.pads_end);
+    for (size_t i = 0; i < n; ++i) {
+      // oneDNN's least number, where there is nothing else, is finite.
+      if (std::max(w.pads_begin[i], w.pads_end[i]) > (w.kernel[i] - 1) * w.dilation[i]) {
+        l.refuse("padded so that there is no pixel under a window");
+      }
+    }
+  }
+  const auto* data = padding != nullptr ? padding->input(0) : l.arg("self");
+  auto& op = l.emit(OpKind::MaxPool, {l.in(data)}, {l.out()});
   setWindow(op, w);
   op.set_attr<Shape>(Attr::dilations, w.dilation);
 }

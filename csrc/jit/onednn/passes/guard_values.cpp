@@ -5,7 +5,8 @@
 // oneDNN's vector kernels compute relu, clamp, max pooling and a few more with instructions that
 // turn NaN into a number; in eager NaN survives them. NaN comes in through an input (or arises
 // from an infinite one), so values are looked at where they enter a chain of groups, once: inside
-// the chain only fusion groups touch them, and a group that fell back marks what it returns.
+// the chain only fusion groups touch them, and a group that fell back marks what it returns where
+// that is not finite.
 // What overflows inside a chain is not seen.
 //
 // Masks of attention are -inf by design: groups with a softmax look at nothing. Only where
