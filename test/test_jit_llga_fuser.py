@@ -795,6 +795,21 @@ def test_addcmul(value: float, dtype: torch.dtype) -> None:
         ),
         *(
             Case(
+                f"{op}_{dim}{'_keepdim' if keep else ''}_{read}",
+                lambda op=op, dim=dim, keep=keep, read=read: net(
+                    f"torch.{op}(self.c(x), {dim}, {keep}){read}", c=nn.Conv2d(8, 8, 1)
+                ),
+                [(2, 8, 6, 5)],
+                fused=f"conv {op}" if read == "[0]" else "conv",
+                outside="" if read == "[0]" else op,
+            )
+            for op in ("max", "min")
+            for dim in (1, 2, -1)
+            for keep in (False, True)
+            for read in ("[0]", "[1]", "")
+        ),
+        *(
+            Case(
                 f"{op}_all",
                 lambda op=op: net(f"torch.{op}(self.c(x))", c=nn.Conv2d(8, 8, 1)),
                 [(2, 8, 6, 5)],
@@ -992,6 +1007,16 @@ def test_interpolate_goes_in(name: str) -> None:
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[dim]
     kind = f"nearest{dim}d" if "nearest" in name else f"{mode}{dim}d"
     check(m, [torch.randn((2, 8, 6, 5, 4)[: dim + 2])], fused=f"conv upsample_{kind}")
+
+
+def test_interpolate_before_what_is_not_fused() -> None:
+    """Nothing in the profile tells the sizes of its result: the factor does."""
+    m = net(
+        "y = F.interpolate(F.relu(self.c(x)), scale_factor=2.0)\n"
+        "return self.d(F.pad(y, [1, 1, 1, 1], mode='reflect'))",
+        c=nn.Conv2d(8, 8, 1), d=nn.Conv2d(8, 8, 3),
+    )  # fmt: skip
+    check(m, [torch.randn(2, 8, 6, 5)], fused="_convolution relu upsample_nearest2d")
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
@@ -1328,6 +1353,8 @@ NAN_OPS = {
     "add_relu": "torch.relu({} + x)",
     "amax": "torch.amax({}, [2, 3])",
     "amin": "torch.amin({}, [2, 3])",
+    "max": "torch.max({}, 1)[0]",
+    "min": "torch.min({}, 3)[0]",
     "softmax": "torch.softmax({}, 1)",
 }
 

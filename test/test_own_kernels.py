@@ -594,6 +594,11 @@ class Reduced(NamedTuple):
     code: str
     own: bool = True
 
+    @property
+    def is_watched(self) -> bool:
+        """oneDNN would lose NaN; groups only run on what is finite."""
+        return "max" in self.code or "min" in self.code
+
 
 REDUCED = {
     "tokens": Reduced((2, 50, 24), "y.mean(1)"),
@@ -613,7 +618,17 @@ REDUCED = {
     "wide_norm": Reduced((2, 3, 9001), "y.norm(dim=1, keepdim=True)"),
     "apart": Reduced((2, 9, 7, 33), "y.mean((1, 3))", own=False),
     "images": Reduced((2, 9, 7, 33), "y.mean((0, 2))", own=False),
-    "largest": Reduced((2, 9, 7, 33), "y.amax((1, 2))", own=False),
+    "greatest": Reduced((2, 9, 7, 33), "y.amax((1, 2))"),
+    "greatest_of_one": Reduced((2, 9, 7, 33), "y.max(1)[0]"),
+    "greatest_of_many": Reduced((1, 20, 900, 40), "y.amax((1, 2), keepdim=True)"),
+    "greatest_number": Reduced((40, 71), "y.max(-1, keepdim=True).values"),
+    "greatest_of_few": Reduced((70, 3), "y.amax(1)"),
+    "greatest_of_wide": Reduced((2, 3, 9001), "y.amax(1)"),
+    "least": Reduced((2, 9, 7, 33), "y.amin((1, 2))"),
+    "least_of_many": Reduced((1, 20, 900, 40), "y.amin((1, 2))"),
+    "least_number": Reduced((300, 150), "y.min(-1)[0]"),
+    "least_of_wide": Reduced((2, 3, 9001), "y.min(1)[0]"),
+    "greatest_apart": Reduced((2, 9, 7, 33), "y.amax((1, 3))", own=False),
 }
 
 
@@ -626,8 +641,8 @@ def test_reduction_over_rows(case: str, value: float, dtype: torch.dtype) -> Non
     m = net(f"y = torch.tanh(x) + x\nreturn {c.code}").eval()
     x = torch.randn(c.size)
     x.view(-1)[17] = value
-    check(m, [x], dtype=dtype, fallbacks=not c.own)
-    if fuses(dtype):
+    check(m, [x], dtype=dtype, fallbacks=not c.own or c.is_watched)
+    if fuses(dtype) and not (c.is_watched and value != 1):
         found = "llga_reduction" in kernels_of(m, x.to(dtype))
         assert found == (c.own and has_own_kernels())
 

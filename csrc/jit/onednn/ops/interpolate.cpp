@@ -46,10 +46,28 @@ void requireScalesMatch(const Lowering& l, const Shape& in, const Shape& out) {
   }
 }
 
+// Of the result, where a constant scale factor tells them before a call has.
+Shape resultSizes(const Lowering& l, const Shape& in) {
+  const auto* result = l.node()->output();
+  if (!l.maybeSizes(result) && l.has("scale_factors")) {
+    const auto known = torch::jit::toIValue(l.arg("scale_factors"));
+    const auto scales =
+        known && known->isDoubleList() ? known->toDoubleVector() : std::vector<double>{};
+    if (scales.size() + 2 == in.size()) {
+      auto sizes = in;
+      for (size_t i = 0; i < scales.size(); ++i) {
+        sizes[i + 2] = static_cast<int64_t>(std::floor(static_cast<double>(in[i + 2]) * scales[i]));
+      }
+      return sizes;
+    }
+  }
+  return l.sizes(result);
+}
+
 void interpolate(Lowering& l, const char* self, const char* mode, bool nearest) {
   l.requireOneDtype();
   const auto& in = l.sizes(l.arg(self));
-  const auto& out = l.sizes(l.node()->output());
+  const auto out = resultSizes(l, in);
   requireScalesMatch(l, in, out);
   const Shape sizes(out.begin() + 2, out.end());
   // oneDNN 3.2 knows in which order their channels lie, 3.7 does not.

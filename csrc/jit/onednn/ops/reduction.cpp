@@ -21,7 +21,7 @@ Operand input(Lowering& l) {
 }
 
 void requireFloat(const Lowering& l) {
-  for (const auto* value : {l.arg("self"), static_cast<const Value*>(l.node()->output())}) {
+  for (const auto* value : {l.arg("self"), static_cast<const Value*>(l.node()->output(0))}) {
     const auto dtype = l.dtype(value);
     if (dtype != at::kFloat && dtype != at::kBFloat16) {
       l.refuse(
@@ -50,6 +50,18 @@ void reduce(Lowering& l) {
   emitReduce(l, kind);
 }
 
+// aten::max and aten::min over one dimension give indices as well.
+template <OpKind kind>
+void extreme(Lowering& l) {
+  if (l.node()->output(1)->hasUses()) {
+    l.refuse("the indices are used");
+  }
+  requireFloat(l);
+  l.emit(kind, {l.in("self")}, {l.out()})
+      .set_attr<Shape>(Attr::axes, {l.dim(l.integer("dim"), l.arg("self"))})
+      .set_attr<bool>(Attr::keep_dims, l.flag("keepdim"));
+}
+
 void vectorNorm(Lowering& l) {
   const auto order = l.number("ord");
   if (order != 1 && order != 2) {
@@ -74,6 +86,8 @@ OpFamily reductionOps() {
       {"aten::sum.dim_IntList", kClass, reduce<OpKind::ReduceSum>},
       {"aten::amax", kClass, reduce<OpKind::ReduceMax>},
       {"aten::amin", kClass, reduce<OpKind::ReduceMin>},
+      {"aten::max.dim", kClass, extreme<OpKind::ReduceMax>},
+      {"aten::min.dim", kClass, extreme<OpKind::ReduceMin>},
       {"aten::linalg_vector_norm", kClass, vectorNorm},
       {"aten::softmax.int", kClass, softmax<OpKind::SoftMax>},
       {"aten::log_softmax.int", kClass, softmax<OpKind::LogSoftmax>},

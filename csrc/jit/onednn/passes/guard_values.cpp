@@ -89,7 +89,7 @@ class Guard {
   static const std::unordered_set<Symbol>& losesNan() {
     return kinds(
         "relu relu6 hardtanh clamp clamp_min clamp_max gelu hardsigmoid exp max_pool1d max_pool2d "
-        "max_pool3d max_pool2d_with_indices amax amin maximum minimum "
+        "max_pool3d max_pool2d_with_indices max min amax amin maximum minimum "
         "quantize_per_tensor quantize_per_channel");
   }
 

@@ -939,6 +939,12 @@ std::optional<FoundReduction> reduction(const Ops& ops) {
     case OpKind::ReduceL2:
       found.kind = Reduction::Kind::norm;
       break;
+    case OpKind::ReduceMax:
+      found.kind = Reduction::Kind::greatest;
+      break;
+    case OpKind::ReduceMin:
+      found.kind = Reduction::Kind::least;
+      break;
     default:
       return std::nullopt;
   }
@@ -947,7 +953,8 @@ std::optional<FoundReduction> reduction(const Ops& ops) {
   for (const auto axis : found.axes) {
     rows *= (*data.sizes)[static_cast<size_t>(axis)];
   }
-  return rows <= kMostRows ? std::optional(std::move(found)) : std::nullopt;
+  const bool sums = op.kind() != OpKind::ReduceMax && op.kind() != OpKind::ReduceMin;
+  return !sums || rows <= kMostRows ? std::optional(std::move(found)) : std::nullopt;
 }
 
 std::optional<FoundExcitation> excitation(const LoweredGraph& graph) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <type_traits>
 
 #include "jit/onednn/runtime/arena.h"
@@ -20,20 +21,20 @@ void store(const float* numbers, int64_t count, Bfloat16* to) {
   vector_loops::kernels().narrowRows(numbers, 1, count, to, count);
 }
 
-// Sums what `sumRows` makes of each part's rows.
-template <typename T, typename SumRows>
-void sumOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts,
-                 const SumRows& sumRows, float* sum) {
+// Puts together what `ofRows` makes of each part's rows.
+template <typename T, typename OfRows, typename Combine>
+void reduceRows(const T* image, int64_t rows, int64_t columns, int64_t parts, const OfRows& ofRows,
+                const Combine& combine, float* result) {
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     for (auto part = first; part < last; ++part) {
       const auto row = rows * part / parts;
-      sumRows(image + row * columns, rows * (part + 1) / parts - row, columns, columns,
-              sum + part * columns);
+      ofRows(image + row * columns, rows * (part + 1) / parts - row, columns, columns,
+             result + part * columns);
     }
   });
   for (int64_t part = 1; part < parts; ++part) {
     for (int64_t c = 0; c < columns; ++c) {
-      sum[c] += sum[part * columns + c];
+      result[c] = combine(result[c], result[part * columns + c]);
     }
   }
 }
@@ -48,9 +49,11 @@ int64_t reductionParts(int64_t rows, int64_t columns) {
 template <typename T>
 void meanOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts, float* mean) {
   if constexpr (std::is_same_v<T, uint8_t>) {
-    sumOverRows(image, rows, columns, parts, vector_loops::kernels().sumRowsOfBytes, mean);
+    reduceRows(image, rows, columns, parts, vector_loops::kernels().sumRowsOfBytes, std::plus<>(),
+               mean);
   } else {
-    sumOverRows(image, rows, columns, parts, vector_loops::functions<T>().sumRows, mean);
+    reduceRows(image, rows, columns, parts, vector_loops::functions<T>().sumRows, std::plus<>(),
+               mean);
   }
   for (int64_t c = 0; c < columns; ++c) {
     mean[c] /= static_cast<float>(rows);
@@ -60,6 +63,48 @@ void meanOverRows(const T* image, int64_t rows, int64_t columns, int64_t parts, 
 template void meanOverRows(const float*, int64_t, int64_t, int64_t, float*);
 template void meanOverRows(const Bfloat16*, int64_t, int64_t, int64_t, float*);
 template void meanOverRows(const uint8_t*, int64_t, int64_t, int64_t, float*);
+
+template <typename T>
+auto Reduction::overRows() const {
+  const auto& loops = vector_loops::functions<T>();
+  switch (kind) {
+    case Kind::norm:
+      return loops.sumSquaresOfRows;
+    case Kind::greatest:
+      return loops.greatestOfRows;
+    case Kind::least:
+      return loops.leastOfRows;
+    default:
+      return loops.sumRows;
+  }
+}
+
+template <typename T>
+auto Reduction::overEachRow() const {
+  const auto& loops = vector_loops::functions<T>();
+  switch (kind) {
+    case Kind::norm:
+      return loops.sumSquaresOfEachRow;
+    case Kind::greatest:
+      return loops.greatestOfEachRow;
+    case Kind::least:
+      return loops.leastOfEachRow;
+    default:
+      return loops.sumEachRow;
+  }
+}
+
+// What two parts come to.
+float Reduction::combined(float a, float b) const {
+  switch (kind) {
+    case Kind::greatest:
+      return b <= a || std::isnan(a) ? a : b;
+    case Kind::least:
+      return b >= a || std::isnan(a) ? a : b;
+    default:
+      return a + b;
+  }
+}
 
 void Reduction::run(const void* from, void* to) const {
   if (type == Type::float32) {
@@ -92,7 +137,7 @@ void Reduction::runAs(const T* from, T* to) const {
   if (columns >= kColumns * at::get_num_threads()) {
     return runAcross(from, to);
   }
-  const auto& loops = vector_loops::functions<T>();
+  const auto ofRows = overRows<T>();
   // Each thread takes images of its own where there are enough.
   const auto grain = images >= at::get_num_threads() ? 1 : images;
   at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
@@ -100,8 +145,9 @@ void Reduction::runAs(const T* from, T* to) const {
     const auto memory = arena()->allocate(static_cast<size_t>(parts * columns) * sizeof(float));
     auto* result = static_cast<float*>(memory.get());
     for (auto image = first; image < last; ++image) {
-      sumOverRows(from + image * rows * columns, rows, columns, parts,
-                  kind == Kind::norm ? loops.sumSquaresOfRows : loops.sumRows, result);
+      reduceRows(
+          from + image * rows * columns, rows, columns, parts, ofRows,
+          [this](float a, float b) { return combined(a, b); }, result);
       finish(result, columns);
       store(result, columns, to + image * columns);
     }
@@ -110,8 +156,7 @@ void Reduction::runAs(const T* from, T* to) const {
 
 template <typename T>
 void Reduction::runAcross(const T* from, T* to) const {
-  const auto& loops = vector_loops::functions<T>();
-  const auto sum = kind == Kind::norm ? loops.sumSquaresOfRows : loops.sumRows;
+  const auto ofRows = overRows<T>();
   const auto blocks = (columns + kColumns - 1) / kColumns;
   const auto grain = std::max<int64_t>(1, kForOne / (rows * kColumns));
   at::parallel_for(0, images * blocks, grain, [&](int64_t first, int64_t last) {
@@ -120,7 +165,7 @@ void Reduction::runAcross(const T* from, T* to) const {
       const auto image = block / blocks;
       const auto column = block % blocks * kColumns;
       const auto count = std::min(kColumns, columns - column);
-      sum(from + image * rows * columns + column, rows, count, columns, results);
+      ofRows(from + image * rows * columns + column, rows, count, columns, results);
       finish(results, count);
       store(results, count, to + image * columns + column);
     }
@@ -130,14 +175,13 @@ void Reduction::runAcross(const T* from, T* to) const {
 template <typename T>
 void Reduction::runInside(const T* from, T* to) const {
   constexpr int64_t kSome = 64;  // results
-  const auto& loops = vector_loops::functions<T>();
-  const auto sum = kind == Kind::norm ? loops.sumSquaresOfEachRow : loops.sumEachRow;
+  const auto ofEachRow = overEachRow<T>();
   const auto grain = std::max<int64_t>(1, kForOne / rows);
   at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
     float results[kSome];
     for (auto image = first; image < last; image += kSome) {
       const auto count = std::min(kSome, last - image);
-      sum(from + image * rows, count, rows, results);
+      ofEachRow(from + image * rows, count, rows, results);
       finish(results, count);
       store(results, count, to + image);
     }

@@ -1,6 +1,6 @@
-// Means, sums and 2-norms over rows of float32 or bfloat16 numbers: over the pixels of images that
-// are channels last, over the tokens of a text, over the numbers of a token. Means of 8-bit numbers
-// over rows of more than one.
+// Means, sums, 2-norms, greatest and least numbers over rows of float32 or bfloat16 numbers: over
+// the pixels of images that are channels last, over the tokens of a text, over the numbers of a
+// token. Means of 8-bit numbers over rows of more than one.
 //
 // oneDNN's reductions bring images into planes first, which takes ten times as long as the sums, or
 // have reference kernels.
@@ -14,7 +14,8 @@ namespace llga {
 // AVX2 and FMA.
 struct Reduction {
   enum class Type { float32, bfloat16, uint8 };
-  enum class Kind { mean, sum, norm };  // norm: the root of the sum of squares
+  // norm: the root of the sum of squares; greatest, least: NaN if one number is
+  enum class Kind { mean, sum, norm, greatest, least };
 
   Type type;
   Kind kind;
@@ -36,6 +37,11 @@ struct Reduction {
   void runInside(const T* from, T* to) const;
   template <typename T>
   void runAcross(const T* from, T* to) const;
+  template <typename T>
+  auto overRows() const;  // the loop over rows
+  template <typename T>
+  auto overEachRow() const;
+  float combined(float a, float b) const;
   void finish(float* sums, int64_t count) const;
 };
 

@@ -51,6 +51,13 @@ struct Functions {
   void (*sumEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
   void (*sumSquaresOfEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
 
+  // to[c] = the greatest, or the least, of from[.][c], or of from[r][.] to[r]; NaN if one is. Of
+  // one row, or number, at least.
+  void (*greatestOfRows)(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to);
+  void (*leastOfRows)(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to);
+  void (*greatestOfEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
+  void (*leastOfEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
+
   // Of each column's numbers, of which there is one at least: the mean, and the sum of the squares
   // of their differences from it.
   void (*momentsOfRows)(const T* from, int64_t rows, int64_t columns, float* mean, float* squares);

@@ -145,6 +145,52 @@ void sumSquaresOfEachRow(const T* from, int64_t rows, int64_t columns, float* to
   }
 }
 
+LLGA_VECTOR_INLINE Vector greaterOf(Vector a, Vector b) {
+  return (b <= a) | (a != a) ? a : b;  // NaN if one is
+}
+
+LLGA_VECTOR_INLINE Vector lessOf(Vector a, Vector b) { return (b >= a) | (a != a) ? a : b; }
+
+template <typename T, Vector (*choose)(Vector, Vector)>
+void chosenOfRows(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to) {
+  forBands<8>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    Vector best[n];
+    for (int64_t v = 0; v < n; ++v) {
+      best[v] = loadUpTo(from + c + v * kWidth, first);
+    }
+    for (int64_t row = 1; row < rows; ++row) {
+      for (int64_t v = 0; v < n; ++v) {
+        best[v] = choose(best[v], loadUpTo(from + row * stride + c + v * kWidth, first));
+      }
+    }
+    for (int64_t v = 0; v < n; ++v) {
+      storeUpTo(to + c + v * kWidth, best[v], first);
+    }
+  });
+}
+
+template <typename T, Vector (*choose)(Vector, Vector)>
+void chosenOfEachRow(const T* from, int64_t rows, int64_t columns, float* to) {
+  for (int64_t row = 0; row < rows; ++row, from += columns) {
+    T numbers[kWidth];  // the last ones, and the first one in the place of those behind
+    const auto rest = columns % kWidth;
+    for (int64_t i = 0; i < kWidth; ++i) {
+      numbers[i] = from[i < rest ? columns - rest + i : 0];
+    }
+    Vector even = loadVector(numbers);
+    Vector odd = even;
+    int64_t c = 0;
+    for (; c + 2 * kWidth <= columns; c += 2 * kWidth) {
+      even = choose(even, loadVector(from + c));
+      odd = choose(odd, loadVector(from + c + kWidth));
+    }
+    if (c + kWidth <= columns) {
+      even = choose(even, loadVector(from + c));
+    }
+    to[row] = reduced(choose(even, odd), choose);
+  }
+}
+
 template <typename T, typename R>
 void normalizeEachRow(const T* from, int64_t rows, int64_t columns, float epsilon,
                       const float* weight, R* to) {
@@ -472,9 +518,18 @@ void maxOfBytes(const uint8_t* const* from, int64_t count, int64_t bytes, uint8_
 }
 
 template <typename T>
-constexpr Functions<T> kFunctions{
-    activate<T>,      sumRows<T>,   sumSquaresOfRows<T>, sumEachRow<T>, sumSquaresOfEachRow<T>,
-    momentsOfRows<T>, scaleRows<T>, affineRows<T, T>};
+constexpr Functions<T> kFunctions{activate<T>,
+                                  sumRows<T>,
+                                  sumSquaresOfRows<T>,
+                                  sumEachRow<T>,
+                                  sumSquaresOfEachRow<T>,
+                                  chosenOfRows<T, greaterOf>,
+                                  chosenOfRows<T, lessOf>,
+                                  chosenOfEachRow<T, greaterOf>,
+                                  chosenOfEachRow<T, lessOf>,
+                                  momentsOfRows<T>,
+                                  scaleRows<T>,
+                                  affineRows<T, T>};
 
 constexpr Kernels kKernels{kFunctions<float>,
                            kFunctions<Bfloat16>,
