@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from llga_fuser._quantize.batch_norms import fold_batch_norms
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.constants import attribute, constant_of, put_weight, quantize_weight
 from llga_fuser._quantize.ops import (
@@ -59,7 +60,7 @@ class ExportFlow:
         use_results_of_in_place_ops(self.net)
         use_linear_layers(self.net, config.function_in_float)
         _drop_views_around_linear_layers(self.net)
-        _fold_batch_norms(self.net)
+        fold_batch_norms(self.net)
         self._float_modules = set(config.names_in_float(net))
         self._constants = constants_of(self.net.graph)
 
@@ -172,40 +173,6 @@ def _constant_weight(net: GraphModule, node: Node) -> Tensor | None:
         return None
     weight = constant_of(net, node.args[_WEIGHT])
     return weight if weight is not None and weight.dtype == torch.float32 else None
-
-
-def _fold_batch_norms(net: GraphModule) -> None:
-    """Of convolutions, into their weights: they are quantized as the kernel will use them."""
-    for node in list(net.graph.nodes):
-        if describe(node, {}) != "batch_norm" or not isinstance(node.args[0], Node):
-            continue
-        convolution = node.args[0]
-        weight = _constant_weight(net, convolution)
-        name = describe(convolution, {})
-        if kind_of(convolution, {}) is not Kind.CONVOLUTION or "transpose" in name:
-            continue
-        if weight is None or len(convolution.users) != 1:
-            continue
-        # batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, ...)
-        scale, shift, mean, variance = (constant_of(net, a) for a in node.args[1:5])
-        training, eps = node.args[5], node.args[7]
-        if mean is None or variance is None or training or not isinstance(eps, float):
-            continue
-        bias = constant_of(net, convolution.args[2]) if len(convolution.args) > 2 else None
-        factor = (variance + eps).rsqrt() * (1 if scale is None else scale)
-        offset = ((0 if bias is None else bias) - mean) * factor
-        offset = offset if shift is None else offset + shift
-        folded = weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
-        base = f"_folded_{node.name}"
-        net.register_buffer(f"{base}_weight", folded.detach())
-        net.register_buffer(f"{base}_bias", offset.detach())
-        with net.graph.inserting_before(convolution):
-            arguments = (net.graph.get_attr(f"{base}_weight"), net.graph.get_attr(f"{base}_bias"))
-        convolution.args = (convolution.args[0], *arguments, *convolution.args[3:])
-        node.replace_all_uses_with(convolution)
-        net.graph.erase_node(node)
-    net.graph.eliminate_dead_code()
-    net.recompile()
 
 
 def _drop_views_around_linear_layers(net: GraphModule) -> None:

@@ -17,6 +17,7 @@ from torch.ao.quantization.fx.tracer import QuantizationTracer
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
 from torch.fx import Graph, GraphModule, Node
 
+from llga_fuser._quantize.batch_norms import fold_batch_norms
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.ops import (
     Kind,
@@ -55,7 +56,9 @@ class FxFlow:
         # torch.ao's reference modules know no padding but zeros.
         names = [*config.names_in_float(net), *(n for n, m in net.named_modules() if pads(m))]
         traced = _trace(net, arguments, names)
+        _drop_assertions(traced)
         use_results_of_in_place_ops(traced)
+        fold_batch_norms(traced)
         take_windows_apart(traced, config.function_in_float)
         use_linear_layers(traced, config.function_in_float)
         names += _called_with_constants(traced)
@@ -153,6 +156,15 @@ def _called_with_constants(net: GraphModule) -> list[str]:
     calls = [n for n in net.graph.nodes if n.op == "call_module"]
     others = {str(n.target) for n in calls if n not in constants}
     return [str(n.target) for n in calls if n in constants and str(n.target) not in others]
+
+
+def _drop_assertions(net: GraphModule) -> None:
+    """`torch._assert(x.ndim == 4, ...)`: a trace of the result would have none, either."""
+    for node in list(net.graph.nodes):
+        if node.target is torch._assert:
+            net.graph.erase_node(node)
+    net.graph.eliminate_dead_code()
+    net.recompile()
 
 
 def _erase_assertions(graph: Graph, node: Node) -> None:
