@@ -1590,6 +1590,37 @@ class Shuffled(nn.Module):
         return qdq(F.conv2d(a, self.b.dequantize()) + qdq(b, 0.1, 128), 0.1, 128)
 
 
+class Parts(nn.Module):
+    """A block of YOLO: parts of an image, one of them with a residual sum behind SiLU, and all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = weight(32, 8, 1, 1), weight(16, 16, 3, 3), weight(8, 48, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(F.conv2d(qdq(x, 0.02, 3), self.a.dequantize()), inplace=True)
+        p, q = qdq(y, 0.05, 20).chunk(2, 1)
+        p, q = qdq(p, 0.05, 20), qdq(q, 0.05, 20)
+        r = q + F.silu(F.conv2d(q, self.b.dequantize(), padding=1), inplace=True)
+        y = torch.cat([p, q, qdq(r, 0.05, 20)], 1)
+        y = F.interpolate(qdq(y, 0.05, 20), scale_factor=2.0)
+        return qdq(F.conv2d(qdq(y, 0.05, 20), self.c.dequantize()), 0.5, 128)
+
+
+def test_parts_stay_in_channels_last() -> None:
+    """No float32 between groups, and no other order of dimensions."""
+    x = (torch.rand(2, 8, 12, 10) * 4).to(memory_format=torch.channels_last)
+    run(Parts(), (x,), step=0.5, groups=None)
+    with torch.no_grad():
+        script = to_script(Parts(), (x,))
+        found = llga_fuser.report(script, x, rounds=1)
+    inside = found.groups[:-1]
+    assert len(inside) == 3
+    outputs = [value for group in inside for value in group.outputs]
+    assert {(v.dtype, v.layout) for v in outputs} == {("quint8", "channels last")}, str(found)
+    assert ("llga_concat" in kernels(script, x)) == has_own_kernels()
+
+
 @pytest.mark.parametrize("scales", [(0.05, 0.05), (0.05, 0.06)], ids=["alike", "rescaled"])
 @pytest.mark.parametrize("groups", [2, 4])
 def test_channel_shuffle(groups: int, scales: tuple[float, float]) -> None:

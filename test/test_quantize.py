@@ -623,6 +623,114 @@ def test_attention_reads_8_bits(flow: str) -> None:
     assert "aten::dequantize" not in operands(reduce_range=False, keep_float=kept)
 
 
+class NormFunction(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d: the function, behind a check of the sizes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert(x.ndim == 4, f"expected 4 dimensions, got {x.ndim}")
+        y = F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            0.1,
+            self.eps,
+        )
+        return F.relu(y)
+
+
+def norm_function(**more: Any) -> nn.Module:
+    norm = NormFunction(8, **more).eval()
+    nn.init.uniform_(norm.running_mean, -0.5, 0.5)  # type: ignore[arg-type]
+    nn.init.uniform_(norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    return norm
+
+
+class NormsBehind(nn.Module):
+    """Of convolutions that are modules, with and without bias, and of one that is a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv(bias=False), conv(), conv(bias=False)
+        self.norms = nn.ModuleList([norm_function(), norm_function(affine=False), norm_function()])
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.norms[0](self.a(x))
+        x = self.norms[1](self.b(x))
+        return self.norms[2](F.conv2d(F.pad(x, [0, 1, 0, 1]), self.c.weight, self.c.bias, 2))
+
+
+class NormsThatStay(nn.Module):
+    """Behind a convolution that is called twice, and one whose result is read without the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = conv(), conv()
+        self.first, self.second = norm_function(), norm_function()
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.first(self.a(x)) * self.a(x + 1)
+        z = self.b(y)
+        return z * self.second(z)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_norms_that_are_functions_are_folded(flow: str) -> None:
+    net, x = NormsBehind().eval(), torch.randn(IMAGE)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    graph = frozen(quantized, x).graph
+    assert graph.findNode("aten::batch_norm") is None, graph
+    assert len(graph.findAllNodes("aten::_convolution")) == 3
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 30
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_norms_that_can_not_be_folded(flow: str) -> None:
+    net, x = NormsThatStay().eval(), torch.randn(IMAGE)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    # Each call that torch.export sees is a convolution of its own.
+    left = len(frozen(quantized, x).graph.findAllNodes("aten::batch_norm"))
+    assert left == {"fx": 2, "export": 1}[flow]
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 30
+
+
+def test_networks_with_norms_that_are_functions_stay_as_they_are() -> None:
+    net, x = NormsBehind().eval(), torch.randn(IMAGE)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for flow in FLOWS:
+        llga_fuser.quantize(net, [x], config=config(flow))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+class Upsampled(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = conv(), conv(), how
+        self.module = nn.Upsample(scale_factor=2)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(x)
+        if self.how == "module":
+            return self.b(self.module(y))
+        return self.b(F.interpolate(y, scale_factor=2.0, mode=self.how))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("how", ["nearest", "module", "bilinear"])
+def test_nearest_upsampling_is_of_8_bits(flow: str, how: str) -> None:
+    """Other resizings compute new numbers."""
+    net, x = Upsampled(how).eval(), torch.randn(IMAGE)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    rounded = kinds_before_rounding(quantized, x)
+    assert ("_convolution" in rounded) == (how != "bilinear"), rounded
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 30
+
+
 def test_writes_in_place_come_before_rounding() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

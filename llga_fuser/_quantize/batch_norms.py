@@ -45,7 +45,6 @@ def fold_batch_norms(net: GraphModule) -> None:
         if into(net, norm):
             node.replace_all_uses_with(norm.data)
             net.graph.erase_node(node)
-    net.graph.eliminate_dead_code()
     net.recompile()
 
 

@@ -59,8 +59,8 @@ class ExportFlow:
         self._config = config
         use_results_of_in_place_ops(self.net)
         use_linear_layers(self.net, config.function_in_float)
-        _drop_views_around_linear_layers(self.net)
         fold_batch_norms(self.net)
+        _drop_views_around_linear_layers(self.net)
         self._float_modules = set(config.names_in_float(net))
         self._constants = constants_of(self.net.graph)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -160,10 +161,10 @@ def _called_with_constants(net: GraphModule) -> list[str]:
 
 def _drop_assertions(net: GraphModule) -> None:
     """`torch._assert(x.ndim == 4, ...)`: a trace of the result would have none, either."""
-    for node in list(net.graph.nodes):
-        if node.target is torch._assert:
+    pure = (getattr, operator.eq, operator.and_, operator.mod)
+    for node in reversed(net.graph.nodes):
+        if node.target is torch._assert or (node.target in pure and not node.users):
             net.graph.erase_node(node)
-    net.graph.eliminate_dead_code()
     net.recompile()
 
 

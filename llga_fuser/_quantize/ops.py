@@ -64,7 +64,7 @@ _NAMES = {
         "adaptive_avg_pool2d adaptive_avg_pool3d mean cat concat view reshape flatten unflatten "
         "squeeze unsqueeze permute transpose t swapaxes movedim expand contiguous clone detach "
         "chunk split split_with_sizes unbind getitem slice select pixel_shuffle channel_shuffle "
-        "dropout dropout2d identity stochastic_depth"
+        "dropout dropout2d identity stochastic_depth upsample_nearest2d"
     ),
     Kind.UNIT_RANGE: "softmax sigmoid",
 }
@@ -121,9 +121,19 @@ def kind_of(node: Node, modules: Mapping[str, nn.Module]) -> Kind:
     if node.op == "call_module" and getattr(modules[str(node.target)], "return_indices", False):
         return Kind.OTHER
     name = describe(node, modules)
+    if name in ("interpolate", "upsample") and _repeats_pixels(node, modules):
+        return Kind.SAME_RANGE
     if name == "mean" and not _keeps_dimensions(node):
         return Kind.OTHER  # before a classifier, say: one rounding, of the mean, is enough
     return _BY_NAME.get(name, Kind.OTHER)
+
+
+def _repeats_pixels(node: Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a resizing only repeats (or leaves out) numbers."""
+    if node.op == "call_module":
+        return getattr(modules[str(node.target)], "mode", None) == "nearest"
+    mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode", "nearest")
+    return mode == "nearest"
 
 
 def _keeps_dimensions(mean: Node) -> bool:

@@ -118,6 +118,7 @@ class BlockPartitioner {
     auto found = proposeByPartitions();
     std::move(own_.begin(), own_.end(), std::back_inserter(found));
     joinReaders(found);
+    joinDequantized(found);
     addPaddings(found);
     addIdentities(found);
     std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
@@ -202,6 +203,33 @@ class BlockPartitioner {
         if (reader != nullptr && reader->nodes.front()->kind() == torch::jit::aten::add) {
           take(proposal, *reader);
         }
+      }
+    }
+    std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });
+  }
+
+  // A lone dequantize goes with the binary op that alone reads it, as the other operand of a sum
+  // behind an activation: what groups alone read may lie in any order.
+  static void joinDequantized(std::vector<Proposal>& proposals) {
+    std::unordered_map<const Node*, Proposal*> of;
+    for (auto& proposal : proposals) {
+      for (const auto* node : proposal.nodes) {
+        of.emplace(node, &proposal);
+      }
+    }
+    for (auto& proposal : proposals) {
+      if (proposal.nodes.size() != 1 || !isDequantize(proposal.nodes.front())) {
+        continue;
+      }
+      auto* node = proposal.nodes.front();
+      const auto& uses = node->output()->uses();
+      const bool operand = uses.size() == 1 && isBinary(uses.front().user);
+      const auto reader = operand ? of.find(uses.front().user) : of.end();
+      if (reader != of.end() && reader->second->compute > 0) {
+        reader->second->nodes.push_back(node);
+        reader->second->casts += proposal.casts;
+        reader->second->elementwise += proposal.elementwise;
+        proposal.nodes.clear();
       }
     }
     std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "jit/onednn/quantization.h"
+
 namespace llga {
 namespace {
 
@@ -56,8 +58,8 @@ bool keepsSizes(const Node* node) {
     case aten::roll:
       return true;
     default:
-      return isIdentity(node) || node->kind() == reducedPrecisionKind() ||
-             node->kind() == fullPrecisionKind();
+      return isIdentity(node) || isQuantize(node) || isDequantize(node) ||
+             node->kind() == reducedPrecisionKind() || node->kind() == fullPrecisionKind();
   }
 }
 
@@ -101,6 +103,9 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
     return constant->toTensor().dim();
   }
   const auto* node = value->node();
+  if (isFusionGroup(node)) {  // by what is known inside
+    return rank(node->g(torch::jit::attr::Subgraph)->outputs()[value->offset()]);
+  }
   if (keepsSizes(node)) {
     return rank(node->input(0));
   }
@@ -131,6 +136,8 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
     case aten::transpose:
     case aten::pad:
     case aten::scaled_dot_product_attention:
+    case aten::max_pool2d:
+    case aten::upsample_nearest2d:
     case aten::conv1d:
     case aten::conv2d:
     case aten::conv3d:

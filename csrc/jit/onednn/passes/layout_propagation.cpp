@@ -20,6 +20,7 @@
 #include <numeric>
 
 #include "jit/onednn/ir.h"
+#include "jit/onednn/passes/known_shapes.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -71,15 +72,22 @@ std::optional<std::vector<int64_t>> sizesOf(const Value* value) {
 
 bool keepsOrder(const Node* node);
 
-// The executor notes no sizes of a slice that is only sliced again.
-bool isImage(const Value* value) {
+// The executor notes no sizes of what only ops that it does not know read.
+std::optional<size_t> rankOf(const Value* value) {
   const auto sizes = sizesOf(value);
-  return sizes ? sizes->size() > 3 : keepsOrder(value->node());
+  return sizes ? sizes->size() : KnownShapes().rank(value);
 }
 
-// Whether it pads images, and keeps their memory format, as PyTorch does in all modes but one.
+bool isImage(const Value* value) {
+  const auto rank = rankOf(value);
+  return rank ? *rank > 3 : keepsOrder(value->node());
+}
+
+// Whether it pads or repeats pixels of images, and keeps their memory format, as PyTorch does but
+// for one mode of padding.
 bool padsImage(const Node* node) {
   switch (node->kind()) {
+    case aten::upsample_nearest2d:
     case aten::constant_pad_nd:
     case aten::reflection_pad2d:
     case aten::replication_pad2d:
@@ -208,9 +216,9 @@ std::vector<int64_t> orderInEager(const Value* value) {
   const auto* node = value->node();
   std::vector<int64_t> order;
   if (isFusionGroup(node)) {
-    const auto sizes = sizesOf(value);
-    if (sizes && mayLieAnyhow(value)) {
-      order.resize(sizes->size());
+    const auto rank = rankOf(value);
+    if (rank && mayLieAnyhow(value)) {
+      order.resize(*rank);
       std::iota(order.begin(), order.end(), 0);
       if (isChannelsLast(value)) {
         std::rotate(order.begin() + 1, order.begin() + 2, order.end());

@@ -10,7 +10,8 @@
 // 1. What an aten::dequantize is given is found in the graph and written onto the node.
 // 2. Quantizing what has just been dequantized with the same parameters is nothing:
 //      quantize(dequantize(%q))  ->  %q
-// 3. An op that only moves numbers works on 8-bit ones as well:
+// 3. An op that only moves numbers, or repeats them (nearest upsampling), works on 8-bit ones as
+//    well:
 //      conv2d(view(dequantize(%q)))   ->  conv2d(dequantize(reshape(%q)))
 //      quantize(transpose(conv2d()))  ->  transpose(quantize(conv2d()))
 //    (reshape: other strides than those of the float value may forbid a view). So do those that
@@ -50,6 +51,12 @@ namespace {
 
 using torch::jit::AliasDb;
 namespace aten = torch::jit::aten;
+
+// An op that only moves numbers, or repeats them, as PyTorch does with 8-bit ones too.
+bool movesOrRepeats(const Node* node) {
+  return movesNumbers(node) ||
+         (node->kind() == aten::upsample_nearest2d && isTensor(node->output()));
+}
 
 // Whether a prim::ListUnpack alone reads the list that a node makes of a tensor's parts.
 bool isUnpackedList(const Node* node) {
@@ -166,7 +173,7 @@ class Preparer {
       for (auto* nested : node->blocks()) {
         collect(nested, aliases);
       }
-      if ((isDequantize(node) || isQuantize(node) || movesNumbers(node) || givesParts(node) ||
+      if ((isDequantize(node) || isQuantize(node) || movesOrRepeats(node) || givesParts(node) ||
            picksNumbers(node) || isMeanOverPixels(node) || padsWithZeros(node)) &&
           !aliases.hasWriters(node) &&
           ((node->kind() != aten::cat && takerOf(node) == node) ||
@@ -190,7 +197,7 @@ class Preparer {
       return quantizeParams(node);
     }
     // Channels might become another dimension.
-    if (movesNumbers(node) || givesParts(node) || isUnpackedList(node)) {
+    if (movesOrRepeats(node) || givesParts(node) || isUnpackedList(node)) {
       auto params = paramsOfValue(node->input(0));
       return params && params->perTensor() ? params : std::nullopt;
     }
@@ -249,7 +256,7 @@ class Preparer {
     while (!node->inputs().empty() &&
            std::none_of(node->outputs().begin(), node->outputs().end(),
                         [](const Value* output) { return output->hasUses(); }) &&
-           (isQuantize(node) || isDequantize(node) || movesNumbers(node) || givesParts(node) ||
+           (isQuantize(node) || isDequantize(node) || movesOrRepeats(node) || givesParts(node) ||
             splits(node) || padsWithZeros(node))) {
       auto* source = node->input(0)->node();
       destroy(node);
@@ -279,9 +286,9 @@ class Preparer {
     const bool part =
         takesPart(move) || (move->kind() == aten::contiguous && takesPart(move->input(0)->node()));
     const bool pads = padsWithZeros(move);
-    if (!params || !params->perTensor() || !(movesNumbers(move) || pads) || part || !isPure(move) ||
-        !quantize->output()->hasUses() || move->owningBlock() != quantize->owningBlock() ||
-        move->output()->uses().size() != 1) {
+    if (!params || !params->perTensor() || !(movesOrRepeats(move) || pads) || part ||
+        !isPure(move) || !quantize->output()->hasUses() ||
+        move->owningBlock() != quantize->owningBlock() || move->output()->uses().size() != 1) {
       return false;
     }
     auto* lifted = graph_->createClone(quantize, [](Value* v) { return v; });
@@ -297,7 +304,7 @@ class Preparer {
 
   // move(dequantize(%q)) -> dequantize(move(%q)), on the way to an op that multiplies or quantizes
   bool sink(Node* move) {
-    if (!movesNumbers(move) && !givesParts(move)) {
+    if (!movesOrRepeats(move) && !givesParts(move)) {
       return false;
     }
     auto* dequantize = takerOf(move)->input(0)->node();
@@ -407,7 +414,7 @@ class Preparer {
     return std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* output) {
       const auto& uses = output->uses();
       return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-        return isProduct(use.user) || ((movesNumbers(use.user) || picksNumbers(use.user) ||
+        return isProduct(use.user) || ((movesOrRepeats(use.user) || picksNumbers(use.user) ||
                                         use.user->kind() == torch::jit::prim::ListConstruct) &&
                                        use.offset == 0 && leadsToProduct(use.user));
       });
@@ -420,7 +427,7 @@ class Preparer {
       return std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
         return isProduct(use.user) || use.user->kind() == aten::scaled_dot_product_attention ||
                (isQuantize(use.user) && use.offset == 0) ||
-               ((movesNumbers(use.user) || givesParts(use.user) || isUnpackedList(use.user)) &&
+               ((movesOrRepeats(use.user) || givesParts(use.user) || isUnpackedList(use.user)) &&
                 use.offset == 0 && leadsToCompute(use.user));
       });
     });
