@@ -1590,6 +1590,47 @@ class Shuffled(nn.Module):
         return qdq(F.conv2d(a, self.b.dequantize()) + qdq(b, 0.1, 128), 0.1, 128)
 
 
+class Sum(NamedTuple):
+    code: str
+    own: bool = True
+    dtype: torch.dtype = torch.quint8
+
+
+SUMS = {
+    "relu": Sum("F.relu(a + b)"),
+    "plain": Sum("a + b"),
+    "swapped": Sum("b + a"),
+    "in_place": Sum("F.relu_(a.add_(b))"),
+    "read_twice": Sum("(lambda y: F.relu(y) + y.mean())(a + b)", own=False),
+    "difference": Sum("a - b", own=False),
+    "twice": Sum("a + a"),
+    "with_a_number": Sum("a + 1.5", own=False),
+    "of_sizes": Sum("a + b[:, :, :1]", own=False),
+    "signed": Sum("F.relu(a + b)", own=False, dtype=torch.qint8),
+}
+
+
+@pytest.mark.parametrize("size", [(2, 48, 9, 7), (1, 3, 5, 3), (1, 64, 56, 56)], ids=str)
+@pytest.mark.parametrize("case", SUMS)
+def test_sum_of_two(case: str, size: tuple[int, ...]) -> None:
+    """Of values that no convolution is about to give, as behind a squeeze and excitation."""
+    c = SUMS[case]
+    w = weight(8, size[1], 1, 1)
+
+    class Module(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            zero = 0 if c.dtype == torch.qint8 else 20
+            a, b = qdq(a, 0.0313, zero, c.dtype), qdq(b, 0.0517, zero, c.dtype)
+            y = qdq(eval(c.code, {"a": a, "b": b, "F": F}), 0.0623, zero, c.dtype)
+            return qdq(F.conv2d(y, w.dequantize()), 0.5, 128)
+
+    inputs = tuple((3 * torch.randn(size)).to(memory_format=torch.channels_last) for _ in range(2))
+    run(Module(), inputs, step=0.5, groups=None, fallbacks=not c.own)
+    with torch.no_grad():
+        found = kernels(to_script(Module(), inputs), *inputs)
+    assert ("llga_sum" in found) == (c.own and has_own_kernels()), found
+
+
 class Parts(nn.Module):
     """A block of YOLO: parts of an image, one of them with a residual sum behind SiLU, and all."""
 

@@ -719,6 +719,34 @@ class Upsampled(nn.Module):
         return self.b(F.interpolate(y, scale_factor=2.0, mode=self.how))
 
 
+class Excited(nn.Module):
+    """A block of an SE-ResNet."""
+
+    def __init__(self, gate: type[nn.Module]) -> None:
+        super().__init__()
+        self.a, self.b, self.last = conv(), conv(), conv()
+        self.squeeze, self.excite, self.gate = conv(size=1), conv(size=1), gate()
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.a(x))
+        y = self.b(x)
+        y = y * self.gate(self.excite(F.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        y += x
+        return self.last(F.relu(y))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("gate", [nn.Sigmoid, nn.Hardsigmoid, nn.Tanh])
+def test_sum_behind_a_gate_is_of_8_bits(flow: str, gate: type[nn.Module]) -> None:
+    """Both of its operands are; tanh is no gate."""
+    net, x = Excited(gate).eval(), torch.randn(IMAGE)
+    quantized = llga_fuser.quantize(net, [x], config=config(flow))
+    rounded = kinds_before_rounding(quantized, x)
+    assert ("mul" in rounded) == (gate is not nn.Tanh), rounded
+    with torch.no_grad():
+        assert sqnr(quantized(x), net(x)) > 25
+
+
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("how", ["nearest", "module", "bilinear"])
 def test_nearest_upsampling_is_of_8_bits(flow: str, how: str) -> None:

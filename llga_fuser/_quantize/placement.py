@@ -13,6 +13,8 @@ read from memory, and so in 8 bits:
     conv --------------------> add -> relu -> Q
     ... -> Q -> DQ ------------^
 
+So are both operands of a sum behind a squeeze and excitation, whose product is in 8 bits as well.
+
 Sums after linear layers (transformers) are read in float: what little time that takes buys much of
 the accuracy, as all later layers see the sum.
 """
@@ -82,6 +84,7 @@ def find_places(
     order = {n: i for i, n in enumerate(graph.nodes)}
     wanted: set[Node] = set()
     second: set[Node] = set()
+    gated: set[Node] = set()
     root: dict[Node, Node] = {}  # union-find of values with equal parameters
     demands: dict[Node, list[Node]] = {}
 
@@ -117,6 +120,12 @@ def find_places(
             fused = fused_operand(node)
             if fused is not None:
                 demand(next(i for i in inputs if i is not fused), node)
+            elif _is_rounded(node, kinds, wanted) and any(
+                _is_gated(i, kinds, names) for i in inputs
+            ):
+                gated.add(node)
+                for value in inputs:
+                    demand(value, node)
         elif kind is Kind.SAME_RANGE and node in wanted:
             if names[node] == "getitem" and inputs and kinds[inputs[0]] is Kind.OTHER:
                 continue  # maybe of a tuple
@@ -127,6 +136,7 @@ def find_places(
 
     # Sums and functions of one value take what is there in 8 bits anyway.
     residual = {n for n in graph.nodes if kinds[n] is Kind.ADD and fused_operand(n) is not None}
+    residual |= gated
     places = Places()
     groups: dict[Node, list[Node]] = {}
     for node in graph.nodes:
@@ -168,6 +178,24 @@ def _is_plain_sum(node: Node) -> bool:
         and operands[0] is not operands[1]
         and bool(node.kwargs.get("alpha", 1) == 1)
         and len(node.args) == 2
+    )
+
+
+def _is_rounded(node: Node, kinds: Mapping[Node, Kind], wanted: set[Node]) -> bool:
+    """Whether it, or a function of it alone, is wanted in 8 bits."""
+    return node in wanted or any(
+        kinds[user] is Kind.ELEMENTWISE and len(user.all_input_nodes) == 1 and user in wanted
+        for user in node.users
+    )
+
+
+def _is_gated(node: Node, kinds: Mapping[Node, Kind], names: Mapping[Node, str]) -> bool:
+    """Whether it is a product with a gate, as a squeeze and excitation gives."""
+    inputs = node.all_input_nodes
+    return (
+        names[node] in ("mul", "imul")
+        and len(inputs) == 2
+        and any(kinds[i] is Kind.UNIT_RANGE or names[i] == "hardsigmoid" for i in inputs)
     )
 
 

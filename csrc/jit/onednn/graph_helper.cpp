@@ -152,6 +152,28 @@ class BlockPartitioner {
                        [kind](const Node* node) { return node->kind() == kind; });
   }
 
+  // Who reads what `node` gives, but for identities that only ask for its data type.
+  static torch::jit::use_list readersOf(const Node* node) {
+    auto uses = node->output()->uses();
+    std::erase_if(
+        uses, [](const torch::jit::Use& use) { return isIdentity(use.user) && use.offset == 1; });
+    return uses;
+  }
+
+  // The one node that does, if it is one, also through identities.
+  static const Node* soleReader(const Node* node) {
+    for (;;) {
+      const auto uses = readersOf(node);
+      if (uses.size() != 1) {
+        return nullptr;
+      }
+      node = uses.front().user;
+      if (!isIdentity(node)) {
+        return node;
+      }
+    }
+  }
+
   // What oneDNN has no patterns for, but our kernels take: GELU's tanh form goes with the linear
   // layer, and maybe sum, that it alone reads, as the erf form does; what alone rounds this or
   // a layer norm to 8 bit goes with it; and so does what alone makes float32 of a linear layer's
@@ -164,10 +186,7 @@ class BlockPartitioner {
     }
     // The proposal of the one node that reads what `from` gives, if it is nothing else.
     const auto readerOf = [&](const Proposal& from) -> Proposal* {
-      auto uses = from.nodes.back()->output()->uses();
-      std::erase_if(uses, [](const torch::jit::Use& use) {  // of its data type
-        return isIdentity(use.user) && use.offset == 1;
-      });
+      const auto uses = readersOf(from.nodes.back());
       const auto reader = uses.size() == 1 ? of.find(uses.front().user) : of.end();
       const bool alone = reader != of.end() && reader->second->nodes.size() == 1;
       return alone ? reader->second : nullptr;
@@ -209,7 +228,8 @@ class BlockPartitioner {
   }
 
   // A lone dequantize goes with the binary op that alone reads it, as the other operand of a sum
-  // behind an activation: what groups alone read may lie in any order.
+  // behind an activation: what groups alone read may lie in any order. A lone sum of two such
+  // operands, and maybe ReLU, goes with what alone rounds it, for a kernel of our own.
   static void joinDequantized(std::vector<Proposal>& proposals) {
     std::unordered_map<const Node*, Proposal*> of;
     for (auto& proposal : proposals) {
@@ -217,22 +237,53 @@ class BlockPartitioner {
         of.emplace(node, &proposal);
       }
     }
+    // The proposal that is this node and nothing else.
+    const auto lone = [&](const Node* node) -> Proposal* {
+      const auto found = of.find(node);
+      return found != of.end() && found->second->nodes.size() == 1 ? found->second : nullptr;
+    };
+    const auto take = [&](Proposal& by, Proposal& from) {
+      of[from.nodes.front()] = &by;
+      by.nodes.push_back(from.nodes.front());
+      by.elementwise += from.elementwise;
+      by.casts += from.casts;
+      from.nodes.clear();
+    };
+    for (auto& sum : proposals) {
+      if (!ownKernelsAnywhere() || !isSumAlone(sum)) {
+        continue;
+      }
+      const auto* reader = soleReader(sum.nodes.back());
+      auto* rounding = reader != nullptr && isQuantize(reader) ? lone(reader) : nullptr;
+      const auto isNarrow = [&](const Value* operand) {
+        const auto* node = behind(operand)->node();
+        return isDequantize(node) && soleReader(node) == sum.nodes.front() && lone(node) != nullptr;
+      };
+      const auto operands = sum.nodes.front()->inputs();
+      if (rounding != nullptr && isNarrow(operands[0]) && isNarrow(operands[1])) {
+        take(sum, *rounding);
+        sum.compute = 1;
+      }
+    }
     for (auto& proposal : proposals) {
       if (proposal.nodes.size() != 1 || !isDequantize(proposal.nodes.front())) {
         continue;
       }
-      auto* node = proposal.nodes.front();
-      const auto& uses = node->output()->uses();
-      const bool operand = uses.size() == 1 && isBinary(uses.front().user);
-      const auto reader = operand ? of.find(uses.front().user) : of.end();
+      const auto* user = soleReader(proposal.nodes.front());
+      const auto reader = user != nullptr && isBinary(user) ? of.find(user) : of.end();
       if (reader != of.end() && reader->second->compute > 0) {
-        reader->second->nodes.push_back(node);
-        reader->second->casts += proposal.casts;
-        reader->second->elementwise += proposal.elementwise;
-        proposal.nodes.clear();
+        take(*reader->second, proposal);
       }
     }
     std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });
+  }
+
+  // An addition of two tensors, and maybe ReLU.
+  static bool isSumAlone(const Proposal& proposal) {
+    const auto& nodes = proposal.nodes;
+    return (nodes.size() == 1 ||
+            (nodes.size() == 2 && nodes.back()->kind() == torch::jit::aten::relu)) &&
+           nodes.front()->kind() == torch::jit::aten::add && isTensor(nodes.front()->input(1));
   }
 
   // Whether the reader makes float32 of what a linear layer gives in bfloat16, as under autocast,

@@ -4,6 +4,7 @@
 // is read once.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/quantized_block.h"
 #include "jit/onednn/runtime/quantized_excitation.h"
+#include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 
@@ -96,6 +98,14 @@ struct FoundQuantizedMean {
   Operand result;
 };
 std::optional<FoundQuantizedMean> quantizedMean(const Ops& ops, const LoweredGraph& graph);
+
+// A group that is the sum of two tensors of one size, and maybe ReLU; nothing for others.
+struct FoundQuantizedSum {
+  vector_loops::SumOfBytes sum;
+  std::array<Operand, 2> operands;
+  Operand result;
+};
+std::optional<FoundQuantizedSum> quantizedSum(const LoweredGraph& graph);
 
 // A partition that is a max pooling of images, which have to be channels last, with the same scale
 // before it and behind; nothing for others.

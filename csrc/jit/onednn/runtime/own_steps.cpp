@@ -1387,6 +1387,48 @@ class OwnSteps {
     return true;
   }
 
+  // A group that adds up two tensors of 8 bit, with ReLU maybe: one step, by a kernel of our own.
+  // False for any other group, and for tensors that lie in different orders.
+  bool quantizedSum() {
+    const auto found = llga::quantizedSum(draft_.lowered);
+    if (!found || draft_.group_outputs.size() != 1 ||
+        draft_.group_outputs.count(found->result.id) == 0) {
+      return false;
+    }
+    const auto layout = draft_.inputLayout(found->operands[0].id);
+    const auto strides = layout.get_strides();
+    for (const auto& operand : found->operands) {
+      const auto lies = draft_.inputLayout(operand.id);  // dense, as all that groups read
+      if (!draft_.knownSlot(operand.id) || lies.get_layout_type() != LayoutType::strided ||
+          lies.get_strides() != strides) {
+        return false;
+      }
+    }
+    if (!draft_.mayHaveStrides(found->result.id, strides)) {
+      return false;
+    }
+    Plan::Step step;
+    for (const auto& operand : found->operands) {
+      bindData(step, operand);
+    }
+    draft_.addResult(step,
+                     strided(found->result.id, found->result.dtype, *found->result.sizes, strides));
+    step.kernel = {[sum = found->sum, count = c10::multiply_integers(*found->result.sizes)](
+                       auto from, auto to) {
+                     const auto* a = static_cast<const uint8_t*>(from[0]);
+                     const auto* b = static_cast<const uint8_t*>(from[1]);
+                     auto* result = static_cast<uint8_t*>(to[0]);
+                     constexpr int64_t kForOne = 1 << 15;
+                     at::parallel_for(0, count, kForOne, [&](int64_t first, int64_t last) {
+                       vector_loops::kernels().sumOfBytes(a + first, b + first, last - first, sum,
+                                                          result + first);
+                     });
+                   },
+                   "binary", "llga_sum"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A mean over the pixels of channels-last images in 8 bit. False for any other partition.
   bool quantizedMean(const Ops& ops) {
     const auto found = llga::quantizedMean(ops, draft_.lowered);
@@ -1615,7 +1657,7 @@ bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.productAndMore() || steps.roundedLayerNorm() || steps.concatAffine() ||
          steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
-         steps.quantizedExcitation() || steps.wholeActivation();
+         steps.quantizedExcitation() || steps.quantizedSum() || steps.wholeActivation();
 }
 
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {

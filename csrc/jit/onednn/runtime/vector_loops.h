@@ -22,6 +22,13 @@ struct Affine {
   float least;
 };
 
+// In 8 bit, max(a * scale[0] + b * scale[1] + shift, least).
+struct SumOfBytes {
+  float scale[2];
+  float shift;
+  float least;
+};
+
 // Windows over pixels. All strides in bytes.
 struct Windows {
   static constexpr int64_t kMostRows = 16;
@@ -116,6 +123,10 @@ struct Kernels {
 
   // to[i] = from[i] * scale + shift, in 8 bit.
   void (*toBytes)(const float* from, int64_t count, float scale, float shift, uint8_t* to);
+
+  // to[i] = the sum of a[i] and b[i]; `to` may be either.
+  void (*sumOfBytes)(const uint8_t* a, const uint8_t* b, int64_t count, const SumOfBytes& sum,
+                     uint8_t* to);
 
   // Of any numbers of 32 bits, or pairs of 16; as rows of the above.
   void (*copyRows)(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride);

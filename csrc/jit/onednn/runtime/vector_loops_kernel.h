@@ -354,6 +354,22 @@ void toBytes(const float* from, int64_t count, float scale, float shift, uint8_t
   }
 }
 
+void sumOfBytes(const uint8_t* a, const uint8_t* b, int64_t count, const SumOfBytes& sum,
+                uint8_t* to) {
+  const auto of = [&](Vector x, Vector y) {
+    const Vector line = x * sum.scale[0] + (y * sum.scale[1] + sum.shift);
+    return line < sum.least ? Vector{} + sum.least : line;
+  };
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    storeVector(to + i, of(loadVector(a + i), loadVector(b + i)));
+  }
+  if (i < count) {
+    const auto rest = count - i;
+    storeFirst(to + i, of(loadFirst(a + i, rest), loadFirst(b + i, rest)), rest);
+  }
+}
+
 void copyRows(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride) {
   const Affine plain{rows, columns, stride, nullptr, nullptr, 0};
   forBands<4>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
@@ -547,6 +563,7 @@ constexpr Kernels kKernels{kFunctions<float>,
                            affineRows<float, uint8_t>,
                            maxOfBytes,
                            toBytes,
+                           sumOfBytes,
                            copyRows,
                            add,
                            interleave,
