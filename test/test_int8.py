@@ -1590,6 +1590,44 @@ class Shuffled(nn.Module):
         return qdq(F.conv2d(a, self.b.dequantize()) + qdq(b, 0.1, 128), 0.1, 128)
 
 
+@pytest.mark.parametrize("lifted", [True, False], ids=["quantized behind", "quantized before"])
+def test_pixel_shuffle(lifted: bool) -> None:
+    """It is done to 8-bit numbers, and channels stay last."""
+    a, b = weight(32, 8, 3, 3), weight(8, 8, 3, 3)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.conv2d(qdq(x, 0.02, 3), a.dequantize(), padding=1)
+            if lifted:
+                y = qdq(F.pixel_shuffle(y, 2), 0.05, 100)
+            else:
+                y = F.pixel_shuffle(qdq(y, 0.05, 100), 2)
+            return qdq(F.conv2d(y, b.dequantize()), 0.5, 128)
+
+    x = (torch.rand(2, 8, 7, 5) * 4).to(memory_format=torch.channels_last)
+    found = run(Module(), (x,), step=0.5, groups=2)
+    assert found.outside["llga::shuffled"] == 1 and "aten::pixel_shuffle" not in found.outside
+    with torch.no_grad():
+        groups = llga_fuser.report(to_script(Module(), (x,)), x, rounds=1).groups
+    assert groups[0].outputs[0].layout == "channels last"
+    assert groups[1].inputs[0].layout == "channels last"
+
+
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8], ids=str)
+@pytest.mark.parametrize("pad", [(1, 2, 0, 1), (0, -1, 2, 0), (0, 0, 0, 0)], ids=str)
+def test_padding_of_8_bit_numbers(pad: tuple[int, ...], dtype: torch.dtype) -> None:
+    a, b = weight(16, 8, 1, 1), weight(8, 16, 3, 3)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.conv2d(qdq(x, 0.02, 3, dtype), a.dequantize())
+            y = qdq(F.pad(y, pad), 0.05, 100, dtype)
+            return qdq(F.conv2d(y, b.dequantize()), 0.5, 12, dtype)
+
+    x = (torch.rand(2, 8, 7, 6) * 4).to(memory_format=torch.channels_last)
+    run(Module(), (x,), step=0.5, groups=None, fallbacks=True)
+
+
 class Sum(NamedTuple):
     code: str
     own: bool = True

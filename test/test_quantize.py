@@ -719,6 +719,31 @@ class Upsampled(nn.Module):
         return self.b(F.interpolate(y, scale_factor=2.0, mode=self.how))
 
 
+class SamePadding(nn.Module):
+    """As timm spells it: what has to be padded depends on the sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = conv(), nn.Conv2d(8, 8, 3, 2), norm_function()
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.a(x)
+        by = [max((-(-n // 2) - 1) * 2 + 3 - n, 0) for n in x.shape[-2:]]
+        x = self.norm(x)
+        return self.b(F.pad(x, [by[1] // 2, by[1] - by[1] // 2, by[0] // 2, by[0] - by[0] // 2]))
+
+
+def test_padding_that_depends_on_sizes() -> None:
+    net, x = SamePadding().eval(), torch.randn(IMAGE)
+    quantized = llga_fuser.quantize(net, [x])
+    script = frozen(quantized, x)
+    assert script.graph.findNode("aten::batch_norm") is None
+    with torch.no_grad():
+        assert sqnr(script(x), net(x)) > 25
+        other = torch.randn(3, 8, 7, 5)
+        assert sqnr(quantized(other), net(other)) > 25
+
+
 class Excited(nn.Module):
     """A block of an SE-ResNet."""
 

@@ -36,7 +36,7 @@ def fold_batch_norms(net: GraphModule) -> None:
     modules = dict(net.named_modules(remove_duplicate=False))
     for node in list(net.graph.nodes):
         norm = _norm(net, node)
-        if norm is None or len(norm.data.users) != 1:
+        if norm is None or any(u is not node and not _reads_sizes(u) for u in norm.data.users):
             continue
         name = describe(norm.data, modules)
         if kind_of(norm.data, modules) is not Kind.CONVOLUTION or "transpose" in name:
@@ -46,6 +46,12 @@ def fold_batch_norms(net: GraphModule) -> None:
             node.replace_all_uses_with(norm.data)
             net.graph.erase_node(node)
     net.recompile()
+
+
+def _reads_sizes(node: Node) -> bool:
+    """The norm's result has the same."""
+    name = str(node.args[1]) if node.target is getattr else describe(node, {})
+    return name in ("size", "sym_size", "dim", "shape", "ndim")
 
 
 def _norm(net: GraphModule, node: Node) -> _Norm | None:

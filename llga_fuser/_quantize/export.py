@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from llga_fuser._quantize.batch_norms import fold_batch_norms
 from llga_fuser._quantize.config import QuantizationConfig
 from llga_fuser._quantize.constants import attribute, constant_of, put_weight, quantize_weight
+from llga_fuser._quantize.functions import greater_size, smaller_size
 from llga_fuser._quantize.ops import (
     Kind,
     constants_of,
@@ -27,6 +28,8 @@ from llga_fuser._quantize.ops import (
 )
 
 __all__ = ["ExportFlow", "plain_module", "without_unused"]
+
+_OF_SIZES: dict[Any, Any] = {torch.sym_max: greater_size, torch.sym_min: smaller_size}
 
 # The position of weights, the same for all operators that have them.
 _WEIGHT = 1
@@ -119,6 +122,8 @@ def plain_module(exported: nn.Module) -> GraphModule:
 
 def _keep_sizes_open(graph: Graph, node: Node) -> None:
     """Spells sizes as a trace can follow them: it takes those of `torch.ops` for constants."""
+    if node.target in _OF_SIZES:
+        node.target = _OF_SIZES[node.target]
     if not isinstance(node.target, OpOverload):
         return
     name = describe(node, {})

@@ -21,6 +21,7 @@
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/known_shapes.h"
+#include "jit/onednn/passes/padded.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -83,24 +84,25 @@ bool isImage(const Value* value) {
   return rank ? *rank > 3 : keepsOrder(value->node());
 }
 
-// Whether it pads or repeats pixels of images, and keeps their memory format, as PyTorch does but
-// for one mode of padding.
+// Whether it pads, repeats or shuffles pixels of images, and keeps their memory format, as PyTorch
+// does but for one mode of padding.
 bool padsImage(const Node* node) {
   switch (node->kind()) {
-    case aten::upsample_nearest2d:
     case aten::constant_pad_nd:
     case aten::reflection_pad2d:
     case aten::replication_pad2d:
+    case aten::upsample_nearest2d:
+    case aten::pixel_shuffle:
       break;
-    case aten::pad: {
-      const auto mode = torch::jit::toIValue(node->namedInput("mode"));
-      if (!mode || *mode == c10::IValue("circular")) {
+    default:
+      if (node->kind() == aten::pad || node->kind() == paddedKind()) {
+        const auto mode = torch::jit::toIValue(node->namedInput("mode"));
+        if (!mode || *mode == c10::IValue("circular")) {
+          return false;
+        }
+      } else if (node->kind() != shuffledKind()) {
         return false;
       }
-      break;
-    }
-    default:
-      return false;
   }
   return isImage(node->input(0));
 }

@@ -15,8 +15,8 @@
 //      conv2d(view(dequantize(%q)))   ->  conv2d(dequantize(reshape(%q)))
 //      quantize(transpose(conv2d()))  ->  transpose(quantize(conv2d()))
 //    (reshape: other strides than those of the float value may forbid a view). So do those that
-//    make several results. So does one that pads with zeros, which copies a float value even where
-//    there is nothing to pad:
+//    make several results. For aten::pixel_shuffle there is llga::shuffled. So does one that pads
+//    with zeros, which copies a float value even where there is nothing to pad:
 //      quantize(pad(%x))              ->  llga::padded(quantize(%x))
 // 4. Max pooling and concatenation give 8-bit values of 8-bit values, and oneDNN fuses them if they
 // are
@@ -54,8 +54,8 @@ namespace aten = torch::jit::aten;
 
 // An op that only moves numbers, or repeats them, as PyTorch does with 8-bit ones too.
 bool movesOrRepeats(const Node* node) {
-  return movesNumbers(node) ||
-         (node->kind() == aten::upsample_nearest2d && isTensor(node->output()));
+  return movesNumbers(node) || node->kind() == aten::upsample_nearest2d ||
+         node->kind() == aten::pixel_shuffle || node->kind() == shuffledKind();
 }
 
 // Whether a prim::ListUnpack alone reads the list that a node makes of a tensor's parts.
@@ -444,11 +444,12 @@ class Preparer {
       source = list->output();
     }
     copy->replaceInput(0, source);
-    if (copy->kind() == aten::view) {
-      auto* reshape = graph_->create(aten::reshape, copy->inputs(), 1);
-      reshape->copyMetadata(copy)->insertBefore(copy);
+    if (copy->kind() == aten::view || copy->kind() == aten::pixel_shuffle) {
+      const auto kind = copy->kind() == aten::view ? Symbol(aten::reshape) : shuffledKind();
+      auto* other = graph_->create(kind, copy->inputs(), 1);
+      other->copyMetadata(copy)->insertBefore(copy);
       copy->destroy();
-      copy = reshape;
+      copy = other;
     }
     for (const auto i : c10::irange(move->outputs().size())) {
       copyType(move->outputs()[i], copy->outputs()[i], dtype);
