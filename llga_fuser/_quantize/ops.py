@@ -121,7 +121,9 @@ def kind_of(node: Node, modules: Mapping[str, nn.Module]) -> Kind:
     if node.op == "call_module" and getattr(modules[str(node.target)], "return_indices", False):
         return Kind.OTHER
     name = describe(node, modules)
-    if name in ("interpolate", "upsample") and _repeats_pixels(node, modules):
+    if name in ("interpolate", "upsample", "upsampling_nearest2d") and _repeats_pixels(
+        node, modules
+    ):
         return Kind.SAME_RANGE
     if name == "mean" and not _keeps_dimensions(node):
         return Kind.OTHER  # before a classifier, say: one rounding, of the mean, is enough
