@@ -710,10 +710,16 @@ def test_products_of_matrices_in_any_order(case: str) -> None:
     assert not any("ref" in kernel for kernel in kernels), kernels
 
 
-def largest_of_tokens() -> tuple[Any, Tensor]:
-    """oneDNN reduces outer dimensions number by number: some 200 times slower than PyTorch."""
+def largest_of_tokens(x: Tensor) -> Tensor:
+    """oneDNN reduces dimensions that lie apart number by number, some 70 times slower than PyTorch.
+    Our own kernels leave that to it.
+    """
+    return x.amax((0, 2))
+
+
+def slow_in_onednn() -> tuple[Any, Tensor]:
     x = torch.randn(8, 197, 768)
-    return warmed(torch.jit.trace(lambda x: x.amax(1), x), x), x
+    return warmed(torch.jit.trace(largest_of_tokens, x), x), x
 
 
 @pytest.mark.usefixtures("speed_check")
@@ -736,10 +742,10 @@ def test_small_reference_kernels_are_left_to_pytorch() -> None:
 
 @pytest.mark.usefixtures("speed_check")
 def test_reference_kernels_are_left_to_pytorch() -> None:
-    script, x = largest_of_tokens()
+    script, x = slow_in_onednn()
     llga_fuser._C.reset_stats()
     with torch.no_grad():
-        assert torch.equal(script(x), x.amax(1))
+        assert torch.equal(script(x), largest_of_tokens(x))
     (reason,) = llga_fuser._C.fallbacks()
     assert re.fullmatch(r"oneDNN takes \d+ times as long as PyTorch at these sizes", reason)
 
@@ -752,7 +758,7 @@ def test_groups_that_are_alike_are_measured_once() -> None:
     def seconds(x: Tensor) -> float:
         """That compiling takes."""
         before = llga_fuser.cache_info()
-        warmed(torch.jit.trace(lambda x: x.amax(1), x), x)
+        warmed(torch.jit.trace(largest_of_tokens, x), x)
         after = llga_fuser.cache_info()
         assert after.misses > before.misses and after.fallbacks > before.fallbacks
         return after.compile_seconds - before.compile_seconds
@@ -766,7 +772,7 @@ def test_groups_that_are_alike_are_measured_once() -> None:
 @pytest.mark.usefixtures("speed_check")
 def test_what_was_too_slow_is_measured_again() -> None:
     """Under another's load anything may look slow. Here the check is off when it is repeated."""
-    script, x = largest_of_tokens()
+    script, x = slow_in_onednn()
     llga_fuser._C.reset_stats()
     llga_fuser._C.check_speed(False)
     before = llga_fuser.cache_info()
@@ -780,12 +786,12 @@ def test_what_was_too_slow_is_measured_again() -> None:
         result, figures = counted(lambda: script(x))
     assert (after.misses, after.entries) == (before.misses + 1, before.entries)
     assert figures["fallbacks"] == 0
-    assert_same(result, x.amax(1))
+    assert_same(result, largest_of_tokens(x))
 
 
 @pytest.mark.usefixtures("speed_check")
 def test_what_stays_too_slow_is_measured_less_and_less_often() -> None:
-    script, x = largest_of_tokens()
+    script, x = slow_in_onednn()
 
     def seconds_until_measured(limit: float) -> float:
         llga_fuser._C.reset_stats()
@@ -803,11 +809,11 @@ def test_what_stays_too_slow_is_measured_less_and_less_often() -> None:
 
 def test_speed_check_can_be_switched_off() -> None:
     """conftest.py has it off."""
-    script, x = largest_of_tokens()
+    script, x = slow_in_onednn()
     with torch.no_grad():
         result, figures = counted(lambda: script(x))
     assert figures["fallbacks"] == 0
-    assert_same(result, x.amax(1))
+    assert_same(result, largest_of_tokens(x))
 
 
 @pytest.mark.usefixtures("speed_check")
