@@ -84,7 +84,6 @@ def find_places(
     order = {n: i for i, n in enumerate(graph.nodes)}
     wanted: set[Node] = set()
     second: set[Node] = set()
-    gated: set[Node] = set()
     root: dict[Node, Node] = {}  # union-find of values with equal parameters
     demands: dict[Node, list[Node]] = {}
 
@@ -123,7 +122,6 @@ def find_places(
             elif _is_rounded(node, kinds, wanted) and any(
                 _is_gated(i, kinds, names) for i in inputs
             ):
-                gated.add(node)
                 for value in inputs:
                     demand(value, node)
         elif kind is Kind.SAME_RANGE and node in wanted:
@@ -136,7 +134,6 @@ def find_places(
 
     # Sums and functions of one value take what is there in 8 bits anyway.
     residual = {n for n in graph.nodes if kinds[n] is Kind.ADD and fused_operand(n) is not None}
-    residual |= gated
     places = Places()
     groups: dict[Node, list[Node]] = {}
     for node in graph.nodes:

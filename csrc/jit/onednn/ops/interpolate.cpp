@@ -4,11 +4,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "jit/onednn/ops/op_table.h"
 
 namespace llga {
 namespace {
+
+// The factors, if they are a constant.
+std::optional<std::vector<double>> constantFactors(const Lowering& l) {
+  const auto known = torch::jit::toIValue(l.arg("scale_factors"));
+  return known && known->isDoubleList() ? std::optional(known->toDoubleVector()) : std::nullopt;
+}
 
 // The scale PyTorch computes coordinates with must be the ratio of the sizes: a given scale factor
 // wins over the ratio in PyTorch and is unknown to oneDNN.
@@ -19,10 +28,9 @@ void requireScalesMatch(const Lowering& l, const Shape& in, const Shape& out) {
     if (l.isNone("scale_factors")) {
       return;
     }
-    const auto* list = l.arg("scale_factors");
     // Known as a list only through the recorded sizes: every factor times its size must be whole.
-    if (auto known = torch::jit::toIValue(list); known && known->isDoubleList()) {
-      scales = known->toDoubleVector();
+    if (auto known = constantFactors(l)) {
+      scales = std::move(*known);
     } else {
       l.refuse("'scale_factors' is not a constant");
     }
@@ -50,13 +58,11 @@ void requireScalesMatch(const Lowering& l, const Shape& in, const Shape& out) {
 Shape resultSizes(const Lowering& l, const Shape& in) {
   const auto* result = l.node()->output();
   if (!l.maybeSizes(result) && l.has("scale_factors")) {
-    const auto known = torch::jit::toIValue(l.arg("scale_factors"));
-    const auto scales =
-        known && known->isDoubleList() ? known->toDoubleVector() : std::vector<double>{};
-    if (scales.size() + 2 == in.size()) {
+    if (const auto scales = constantFactors(l); scales && scales->size() + 2 == in.size()) {
       auto sizes = in;
-      for (size_t i = 0; i < scales.size(); ++i) {
-        sizes[i + 2] = static_cast<int64_t>(std::floor(static_cast<double>(in[i + 2]) * scales[i]));
+      for (size_t i = 0; i < scales->size(); ++i) {
+        const auto size = static_cast<double>(in[i + 2]) * (*scales)[i];
+        sizes[i + 2] = static_cast<int64_t>(std::floor(size));
       }
       return sizes;
     }

@@ -30,9 +30,8 @@ void requireFloat(const Lowering& l) {
   }
 }
 
-void emitReduce(Lowering& l, OpKind kind) {
+void emitReduce(Lowering& l, OpKind kind, Shape axes) {
   requireFloat(l);
-  Shape axes = l.isNone("dim") ? Shape{} : l.ints("dim");
   if (axes.empty()) {  // PyTorch: none named, all meant
     axes.resize(l.sizes(l.arg("self")).size());
     std::iota(axes.begin(), axes.end(), 0);
@@ -45,9 +44,11 @@ void emitReduce(Lowering& l, OpKind kind) {
       .set_attr<bool>(Attr::keep_dims, l.flag("keepdim"));
 }
 
+Shape axesOf(const Lowering& l) { return l.isNone("dim") ? Shape{} : l.ints("dim"); }
+
 template <OpKind kind>
 void reduce(Lowering& l) {
-  emitReduce(l, kind);
+  emitReduce(l, kind, axesOf(l));
 }
 
 // aten::max and aten::min over one dimension give indices as well.
@@ -56,10 +57,7 @@ void extreme(Lowering& l) {
   if (l.node()->output(1)->hasUses()) {
     l.refuse("the indices are used");
   }
-  requireFloat(l);
-  l.emit(kind, {l.in("self")}, {l.out()})
-      .set_attr<Shape>(Attr::axes, {l.dim(l.integer("dim"), l.arg("self"))})
-      .set_attr<bool>(Attr::keep_dims, l.flag("keepdim"));
+  emitReduce(l, kind, {l.integer("dim")});
 }
 
 void vectorNorm(Lowering& l) {
@@ -67,7 +65,7 @@ void vectorNorm(Lowering& l) {
   if (order != 1 && order != 2) {
     l.refuse(fmt::format("ord={} (1 and 2 are mapped)", order));
   }
-  emitReduce(l, order == 1 ? OpKind::ReduceL1 : OpKind::ReduceL2);
+  emitReduce(l, order == 1 ? OpKind::ReduceL1 : OpKind::ReduceL2, axesOf(l));
 }
 
 template <OpKind kind>

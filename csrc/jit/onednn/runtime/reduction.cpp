@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <type_traits>
+#include <utility>
 
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/vector_loops.h"
@@ -65,32 +66,17 @@ template void meanOverRows(const Bfloat16*, int64_t, int64_t, int64_t, float*);
 template void meanOverRows(const uint8_t*, int64_t, int64_t, int64_t, float*);
 
 template <typename T>
-auto Reduction::overRows() const {
+auto Reduction::loops() const {
   const auto& loops = vector_loops::functions<T>();
   switch (kind) {
     case Kind::norm:
-      return loops.sumSquaresOfRows;
+      return std::pair(loops.sumSquaresOfRows, loops.sumSquaresOfEachRow);
     case Kind::greatest:
-      return loops.greatestOfRows;
+      return std::pair(loops.greatestOfRows, loops.greatestOfEachRow);
     case Kind::least:
-      return loops.leastOfRows;
+      return std::pair(loops.leastOfRows, loops.leastOfEachRow);
     default:
-      return loops.sumRows;
-  }
-}
-
-template <typename T>
-auto Reduction::overEachRow() const {
-  const auto& loops = vector_loops::functions<T>();
-  switch (kind) {
-    case Kind::norm:
-      return loops.sumSquaresOfEachRow;
-    case Kind::greatest:
-      return loops.greatestOfEachRow;
-    case Kind::least:
-      return loops.leastOfEachRow;
-    default:
-      return loops.sumEachRow;
+      return std::pair(loops.sumRows, loops.sumEachRow);
   }
 }
 
@@ -137,7 +123,7 @@ void Reduction::runAs(const T* from, T* to) const {
   if (columns >= kColumns * at::get_num_threads()) {
     return runAcross(from, to);
   }
-  const auto ofRows = overRows<T>();
+  const auto ofRows = loops<T>().first;
   // Each thread takes images of its own where there are enough.
   const auto grain = images >= at::get_num_threads() ? 1 : images;
   at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
@@ -156,7 +142,7 @@ void Reduction::runAs(const T* from, T* to) const {
 
 template <typename T>
 void Reduction::runAcross(const T* from, T* to) const {
-  const auto ofRows = overRows<T>();
+  const auto ofRows = loops<T>().first;
   const auto blocks = (columns + kColumns - 1) / kColumns;
   const auto grain = std::max<int64_t>(1, kForOne / (rows * kColumns));
   at::parallel_for(0, images * blocks, grain, [&](int64_t first, int64_t last) {
@@ -175,7 +161,7 @@ void Reduction::runAcross(const T* from, T* to) const {
 template <typename T>
 void Reduction::runInside(const T* from, T* to) const {
   constexpr int64_t kSome = 64;  // results
-  const auto ofEachRow = overEachRow<T>();
+  const auto ofEachRow = loops<T>().second;
   const auto grain = std::max<int64_t>(1, kForOne / rows);
   at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
     float results[kSome];

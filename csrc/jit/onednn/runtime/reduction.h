@@ -38,9 +38,7 @@ struct Reduction {
   template <typename T>
   void runAcross(const T* from, T* to) const;
   template <typename T>
-  auto overRows() const;  // the loop over rows
-  template <typename T>
-  auto overEachRow() const;
+  auto loops() const;  // over rows, and over each row
   float combined(float a, float b) const;
   void finish(float* sums, int64_t count) const;
 };
