@@ -68,8 +68,8 @@ OncePerSizes::Results OncePerSizes::find(const Surroundings& surroundings,
 }
 
 void OncePerSizes::keep(Entry entry) {
-  constexpr size_t kMost = 8;                   // sets of sizes
-  constexpr size_t kLargest = size_t{4} << 20;  // bytes of the results for one of them
+  constexpr size_t kMost = 8;                    // sets of sizes
+  constexpr size_t kLargest = size_t{16} << 20;  // bytes of the results for one of them
   size_t bytes = 0;
   for (const auto& result : *entry.results) {
     bytes += result.isTensor() ? result.toTensor().nbytes() : 0;

@@ -18,7 +18,14 @@
 //    changes but that the op before can be fused with an activation, and that a norm reads half as
 //    much. In front of a norm a sum stays in fp32. And likewise with what moves numbers or takes
 //    some of them: padding, concatenation, max pooling, bounds.
-// 2. A cast to the data type that its input has by construction is its input, and so is one back to
+// 2. A trace under autocast holds the casts themselves. What picks numbers does so before they are
+//    widened, as it is the same then:
+//      %4 : Tensor = aten::to(%3, %float32, ...)                  # %3: bf16 by construction
+//      %5 : Tensor = aten::max_pool3d(%4, ...)
+//    ->
+//      %5 : Tensor = aten::max_pool3d(%3, ...)
+//      %6 : Tensor = aten::to(%5, %float32, ...)
+// 3. A cast to the data type that its input has by construction is its input, and so is one back to
 //    what its input was widened from.
 //
 // "By construction" is whatever the inputs of the graph are; profiled types don't count. The data
@@ -45,6 +52,7 @@ bool picks(const Node* node) {
   switch (node->kind()) {
     case aten::max_pool1d:
     case aten::max_pool2d:
+    case aten::max_pool3d:
     case aten::constant_pad_nd:
     case aten::pad:
       return true;
@@ -216,6 +224,62 @@ void narrowOps(const GraphPtr& graph) {
   }
 }
 
+// The cast that makes float32 of a tensor which is of reduced precision for sure and not written
+// to; or null.
+Node* widenedBy(const Value* value, KnownTypes& types, const torch::jit::AliasDb& aliases) {
+  auto* cast = const_cast<Node*>(value->node());
+  if (castsTo(cast) != at::kFloat || !isPlainCast(cast) || aliases.hasWriters(value)) {
+    return nullptr;
+  }
+  const auto* source = cast->input(0);
+  const bool is = isReducedPrecision(types.of(source)) && types.isCertain(source) &&
+                  !aliases.hasWriters(source);
+  return is ? cast : nullptr;
+}
+
+// Takes numbers before they are widened. Returns the cast behind; or null, and nothing is done.
+Node* pickNarrow(Node* node, KnownTypes& types, const torch::jit::AliasDb& aliases) {
+  auto* cast = widenedBy(node->input(0), types, aliases);
+  if (cast == nullptr || aliases.hasWriters(node->output())) {
+    return nullptr;
+  }
+  const auto dtype = types.of(cast->input(0));
+  auto* result = node->output();
+  auto* widened = node->owningGraph()->createClone(cast, [](Value* value) { return value; });
+  widened->insertAfter(node);
+  widened->output()->setType(result->type());
+  result->replaceAllUsesAfterNodeWith(widened, widened->output());
+  widened->replaceInput(0, result);
+  node->replaceInput(0, cast->input(0));
+  setDtype(result, *dtype);
+  for (const auto& use : std::vector<Use>(widened->output()->uses())) {
+    const bool back = castsTo(use.user) == dtype || reducesTo(use.user) == dtype;
+    if (back && isPlainCast(use.user) && !aliases.hasWriters(use.user->output())) {
+      use.user->output()->replaceAllUsesWith(result);
+    }
+  }
+  return widened;
+}
+
+// Of what a trace under autocast widens, only these pick numbers.
+void widenLater(const GraphPtr& graph) {
+  bool any = false;
+  walk(graph->block(), [&](const Node* node) { any = any || node->kind() == aten::max_pool3d; });
+  if (!any) {
+    return;
+  }
+  const Nodes none;
+  KnownTypes types(none);
+  const torch::jit::AliasDb aliases(graph);
+  walk(graph->block(), [&](Node* node) {
+    auto* widened = node->kind() == aten::max_pool3d ? pickNarrow(node, types, aliases) : nullptr;
+    types.learn(node);
+    if (widened != nullptr) {
+      types.learn(widened);
+    }
+  });
+}
+
 void dropIdentities(Block* block) {
   const Nodes none;
   KnownTypes types(none);
@@ -242,6 +306,7 @@ void dropIdentities(Block* block) {
 
 void dropCasts(const GraphPtr& graph) {
   narrowOps(graph);
+  widenLater(graph);
   dropIdentities(graph->block());
 }
 

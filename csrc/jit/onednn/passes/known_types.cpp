@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "jit/onednn/passes/slice_sums.h"
 #include "jit/onednn/quantization.h"
 
 namespace llga {
@@ -60,10 +61,13 @@ bool hasDimensions(const Value* value, int further = 8) {
     case aten::embedding:
     case aten::max_pool1d:
     case aten::max_pool2d:
+    case aten::max_pool3d:
     case aten::avg_pool1d:
     case aten::avg_pool2d:
+    case aten::avg_pool3d:
     case aten::adaptive_avg_pool1d:
     case aten::adaptive_avg_pool2d:
+    case aten::adaptive_avg_pool3d:
       return true;
     case aten::linalg_vector_norm:
     case aten::mean:
@@ -118,20 +122,20 @@ bool isActivation(const Node* node) {
 }
 
 bool keepsFirst(const Node* node) {
-  static const auto kKinds =
-      atenKinds({// normalization; under autocast parameters may be wider
-                 "batch_norm", "instance_norm", "group_norm", "layer_norm",
-                 // of one number
-                 "neg", "rsqrt",
-                 // views and copies
-                 "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim",
-                 "contiguous", "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as",
-                 "t", "slice", "select", "narrow", "roll", "flip", "constant_pad_nd", "pad",
-                 "channel_shuffle", "pixel_shuffle", "dropout",
-                 // pooling and sampling
-                 "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d",
-                 "adaptive_avg_pool2d", "upsample_nearest1d", "upsample_nearest2d",
-                 "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d"});
+  static const auto kKinds = atenKinds(
+      {// normalization; under autocast parameters may be wider
+       "batch_norm", "instance_norm", "group_norm", "layer_norm",
+       // of one number
+       "neg", "rsqrt",
+       // views and copies
+       "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "contiguous",
+       "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "t", "slice", "select",
+       "narrow", "roll", "flip", "constant_pad_nd", "pad", "channel_shuffle", "pixel_shuffle",
+       "dropout",
+       // pooling and sampling
+       "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+       "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "upsample_nearest1d",
+       "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_bicubic2d"});
   if (isActivation(node) || kKinds.count(node->kind()) != 0) {
     return true;
   }
@@ -154,7 +158,8 @@ bool keepsFirst(const Node* node) {
 
 bool splits(const Node* node) {
   return node->kind() == aten::chunk || node->kind() == aten::split ||
-         node->kind() == aten::split_with_sizes || node->kind() == aten::unbind;
+         node->kind() == aten::split_with_sizes || node->kind() == aten::unbind ||
+         node->kind() == aten::tensor_split;
 }
 
 Dtype KnownTypes::of(const Value* value) {
@@ -234,7 +239,8 @@ Dtype KnownTypes::infer(const Value* value) {
   if (node->kind() == asTargetKind()) {
     return of(operandOf(node, 1));
   }
-  if (node->kind() == ofBatchKind() || node->kind() == operandKind()) {
+  if (node->kind() == ofBatchKind() || node->kind() == operandKind() ||
+      node->kind() == withinKind()) {
     return of(node->input(0));
   }
   if (node->kind() == asFloatKind()) {

@@ -28,6 +28,12 @@ namespace prim = torch::jit::prim;
 
 using Nodes = std::vector<Node*>;
 
+// A tensor, or a list of tensors; aten::index takes one of tensors that may be missing.
+bool holdsTensors(const Value* value) {
+  static const auto kOptional = c10::ListType::create(c10::OptionalType::ofTensor());
+  return isTensor(value) || isTensorList(value) || value->type()->isSubtypeOf(*kOptional);
+}
+
 bool isHost(const Value* value) {
   const auto& type = value->type();
   return type->isSubtypeOf(*c10::IntType::get()) || type->isSubtypeOf(*c10::BoolType::get()) ||
@@ -137,7 +143,7 @@ class Finder {
     bool tensors = false;
     for (size_t i = factoryFor(node) != nullptr ? 1 : 0; i < node->inputs().size(); ++i) {
       const auto* input = node->input(i);
-      const bool tensor = isTensor(input) || isTensorList(input);
+      const bool tensor = holdsTensors(input);
       tensors = tensors || tensor;
       const bool constant = input->node()->kind() == prim::Constant;
       if (!constant && !(tensor ? isMember(input) : isHost(input) || isHostList(input))) {
@@ -145,7 +151,7 @@ class Finder {
       }
     }
     for (const auto* output : node->outputs()) {
-      const bool tensor = isTensor(output) || isTensorList(output);
+      const bool tensor = holdsTensors(output);
       tensors = tensors || tensor;
       if (!tensor && !isHost(output)) {
         return false;
@@ -211,7 +217,7 @@ class Finder {
       found.push_back({node});
       where[node] = own;
       for (const auto* input : node->inputs()) {
-        if ((!isTensor(input) && !isTensorList(input)) || !isMember(input)) {
+        if (!holdsTensors(input) || !isMember(input)) {
           continue;
         }
         const auto other = where.at(input->node());
@@ -246,7 +252,7 @@ void takeLists(Nodes& nodes) {
   for (auto* node : members) {
     for (size_t i = 0; i < node->inputs().size(); ++i) {
       auto* list = node->input(i)->node();
-      if (!isTensorList(node->input(i)) && list->kind() == prim::ListConstruct) {
+      if (!holdsTensors(node->input(i)) && list->kind() == prim::ListConstruct) {
         auto* copy = node->owningGraph()->createClone(list, [](Value* v) { return v; });
         copy->insertBefore(node);
         node->replaceInput(i, copy->output());

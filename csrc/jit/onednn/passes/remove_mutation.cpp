@@ -8,7 +8,8 @@
 //
 // TorchScript's own pass takes those that may follow right behind what makes their target. Others
 // are proven here: writes to views (x = y[:, :n]; x += z), and behind what reads the target (x /=
-// x.sum()), where nothing reads behind by another name what is written there.
+// x.sum()), where nothing reads behind by another name what is written there. Sums with a part of
+// attention's scores are made of all of them (slice_sums.h).
 //
 // Alias analysis takes what comes out of a list, and so what was split, for anything there is.
 // While it is asked, parts are views of what they are parts of, which it can tell from others:
@@ -34,6 +35,7 @@
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/passes/slice_sums.h"
 
 namespace llga {
 namespace {
@@ -87,8 +89,15 @@ class OwnWrites {
 
   void find() {
     walk(graph_->block(), [&](Node* node) {
-      if (pureKindOf(node) && writesItsFirstInput(node) &&
-          isOwn(node->input(0), node->owningBlock()) && !isSeenBehind(node)) {
+      if (!pureKindOf(node) || !writesItsFirstInput(node) ||
+          !isOwn(node->input(0), node->owningBlock()) ||
+          std::any_of(sums_.begin(), sums_.end(),
+                      [node](const SliceSum& sum) { return sum.copy == node; })) {
+        return;
+      }
+      if (auto sum = sliceSum(node); sum && !isSeenBehind(node, sum->whole)) {
+        sums_.push_back(std::move(*sum));
+      } else if (!isSeenBehind(node, node->input(0))) {
         writes_.push_back(node);
       }
     });
@@ -97,6 +106,7 @@ class OwnWrites {
   // Returns the pure nodes.
   std::vector<Node*> makePure() {
     std::vector<Node*> made;
+    std::for_each(sums_.begin(), sums_.end(), writeWhole);
     for (auto* write : writes_) {
       auto* pure = graph_->create(*pureKindOf(write), write->inputs(), 1);
       pure->copyMetadata(write)->copyAttributes(*write);
@@ -154,8 +164,8 @@ class OwnWrites {
   }
 
   // Whether anything behind reads what `write` has written by a name that there was before, but for
-  // the target's.
-  bool isSeenBehind(const Node* write) {
+  // this one.
+  bool isSeenBehind(const Node* write, const Value* name) {
     if (aliases_ == nullptr) {  // most graphs need none
       aliases_ = std::make_unique<AliasDb>(graph_);
     }
@@ -163,7 +173,7 @@ class OwnWrites {
     const auto sees = [&](const Value* value) {
       const auto* source = value->node();
       const bool before = source->owningBlock() != write->owningBlock() || source->isBefore(write);
-      return value != target && before &&
+      return value != name && before &&
              aliases_->mayContainAlias(const_cast<Value*>(value), const_cast<Value*>(target));
     };
     const auto* block = write->owningBlock();
@@ -194,6 +204,7 @@ class OwnWrites {
   const GraphPtr& graph_;
   std::unique_ptr<AliasDb> aliases_;
   std::vector<Node*> writes_;
+  std::vector<SliceSum> sums_;
 };
 
 // Lists of parts of a tensor (aten::split, chunk, unbind), taken out of the graph as the head of
