@@ -119,10 +119,14 @@ std::string unsupported(const at::Tensor& tensor) {
   return "";
 }
 
+// Which inputs are left as they are, though they are not dense.
+enum class Sparse { none, with_gaps, all };
+
+Sparse keptBy(bool takes_all) { return takes_all ? Sparse::all : Sparse::with_gaps; }
+
 // Strides of 0, overlaps, gaps: oneDNN gets a dense copy, in the order of dimensions that there is.
-// Gaps alone it could take, but one copy is cheaper than its reference kernels. `as_they_are`: a
-// kernel of our own takes them. Returns "", or why no plan takes these inputs.
-std::string makeDense(std::span<IValue> inputs, bool as_they_are) {
+// Where there are gaps alone, plans make it. Returns "", or why no plan takes these inputs.
+std::string makeDense(std::span<IValue> inputs, Sparse kept) {
   for (auto& value : inputs) {
     if (!value.isTensor()) {
       continue;
@@ -130,9 +134,12 @@ std::string makeDense(std::span<IValue> inputs, bool as_they_are) {
     if (auto reason = unsupported(value.toTensor()); !reason.empty()) {
       return reason;
     }
-    if (!as_they_are && !value.toTensor().is_non_overlapping_and_dense()) {
-      value = value.toTensor().clone(at::MemoryFormat::Preserve);
+    const auto& tensor = value.toTensor();
+    if (kept == Sparse::all || tensor.is_non_overlapping_and_dense() ||
+        (kept == Sparse::with_gaps && hasGaps(tensor.sizes().vec(), tensor.strides().vec()))) {
+      continue;
     }
+    value = tensor.clone(at::MemoryFormat::Preserve);
   }
   return "";
 }
@@ -226,7 +233,7 @@ FusionKernel::FusionKernel(const Node* group)
       }()),
       name_(groupName(*subgraph_)),
       input_count_(group->inputs().size()),
-      takes_gaps_(isOwnAttentionGroup(*subgraph_)) {
+      takes_all_(isOwnAttentionGroup(*subgraph_)) {
   // A graph on which layout propagation did not run has none of its attributes.
   owned_.resize(input_count_, 0);
   viewed_order_.resize(input_count_, 0);
@@ -373,7 +380,7 @@ void FusionKernel::runSlow(Stack& stack) {
     return fallBack(stack, "a gradient is wanted");
   }
   const std::span<IValue> values(stack.data() + stack.size() - input_count_, input_count_);
-  if (const auto reason = makeDense(values, takes_gaps_); !reason.empty()) {
+  if (const auto reason = makeDense(values, keptBy(takes_all_)); !reason.empty()) {
     return fallBack(stack, reason);
   }
   if (holdsNonFinite(inputs)) {
@@ -522,15 +529,16 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
 }
 
 std::shared_ptr<const Plan> FusionKernel::planFor(ArrayRef<IValue> inputs) {
-  auto dense = inputs.vec();
-  return makeDense(dense, takes_gaps_).empty() ? find(environment(), dense) : nullptr;
+  auto taken = inputs.vec();
+  return makeDense(taken, keptBy(takes_all_)).empty() ? find(environment(), taken) : nullptr;
 }
 
 std::shared_ptr<const Description> FusionKernel::describe(
     ArrayRef<IValue> inputs, const std::vector<Shape>& output_strides) {
   const WeightsInUse present(weights_);
   auto dense = inputs.vec();
-  if (auto reason = makeDense(dense, takes_gaps_); !reason.empty()) {
+  const auto kept = takes_all_ ? Sparse::all : Sparse::none;  // oneDNN gets what a plan copies
+  if (auto reason = makeDense(dense, kept); !reason.empty()) {
     throw CompileError{std::move(reason)};
   }
   RecordedFacts facts;
@@ -539,7 +547,7 @@ std::shared_ptr<const Description> FusionKernel::describe(
     recordRun(*subgraph_, allAsInEager(dense), facts);
   }
   auto request = requestFor(dense, facts, environment());
-  if (const auto plan = find(environment(), dense)) {
+  if (const auto plan = planFor(inputs)) {
     request.division = plan->division;
   }
   auto description = describePlan(request, output_strides);

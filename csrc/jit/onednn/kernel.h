@@ -125,9 +125,9 @@ class FusionKernel final : public PlanOwner {
   void runSlow(torch::jit::Stack& stack);
   // The entry for these inputs; `ours` if the caller has to compile it.
   EntryPtr claim(const Environment& environment, c10::ArrayRef<c10::IValue> inputs, bool& ours);
-  // Dense inputs as the subgraph gets them in eager.
+  // Inputs as the subgraph gets them in eager.
   torch::jit::Stack allAsInEager(c10::ArrayRef<c10::IValue> inputs) const;
-  // For dense inputs; `facts` outlive it.
+  // `facts` outlive it.
   CompileRequest requestFor(c10::ArrayRef<c10::IValue> inputs, const Facts& facts,
                             const Environment& environment) const;
   void compile(Entry& entry, c10::ArrayRef<c10::IValue> inputs);
@@ -142,7 +142,7 @@ class FusionKernel final : public PlanOwner {
   uint64_t id_;
   std::string name_;
   size_t input_count_;
-  bool takes_gaps_;                 // its plans read such inputs where they lie
+  bool takes_all_;                  // its plans read expanded inputs, too, where they lie
   bool in_float_ = false;           // eager's autocast has no say in it: it holds llga::as_float
   std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;

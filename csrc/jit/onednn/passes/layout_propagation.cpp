@@ -116,15 +116,35 @@ bool keepsOrder(const Node* node) {
   return makesParts(node) ? isImage(node->input(0)) : padsImage(node);
 }
 
-// Whether it joins the last two dimensions of images, their lines and columns, and may divide their
-// channels, as into heads.
-bool joinsPixels(const Node* node) {
+// How many dimensions the first one of images and their channels become.
+struct Divided {
+  size_t images;
+  size_t channels;
+};
+
+// Whether a view joins all dimensions of images, or of volumes, but the first two, and may divide
+// those, as channels into heads.
+std::optional<Divided> joinsPixels(const Node* node) {
   const auto from = sizesOf(node->input(0));
   const auto to = sizesOf(node->output());
-  return from && to && from->size() == 4 && to->size() >= 3 && (*from)[0] == to->front() &&
-         (*from)[2] * (*from)[3] == to->back() &&
-         (*from)[1] ==
-             std::accumulate(to->begin() + 1, to->end() - 1, int64_t{1}, std::multiplies<>());
+  if (!from || !to || from->size() < 4 || to->size() < 3) {
+    return std::nullopt;
+  }
+  const auto product = [](auto begin, auto end) {
+    return std::accumulate(begin, end, int64_t{1}, std::multiplies<>());
+  };
+  if (product(from->begin() + 2, from->end()) != to->back()) {
+    return std::nullopt;
+  }
+  const auto all = to->size() - 1;
+  for (size_t images = 1; images < all; ++images) {
+    const auto channels = to->begin() + static_cast<std::ptrdiff_t>(images);
+    if (product(to->begin(), channels) == (*from)[0] &&
+        product(channels, to->end() - 1) == (*from)[1]) {
+      return Divided{images, all - images};
+    }
+  }
+  return std::nullopt;
 }
 
 // The dimension along which it takes all items, or one of them, without the dimension itself, of
@@ -158,13 +178,8 @@ bool makesView(const Node* node) {
     case aten::permute:
       return sizesOf(node->input(0)) && torch::jit::toIValue(node->input(1));
     case aten::flatten:
-    case aten::reshape: {
-      const auto from = sizesOf(node->input(0));
-      const auto to = sizesOf(node->output());
-      const bool last = from && to && from->size() > 3 && to->size() == 3 &&
-                        std::equal(to->begin(), to->end() - 1, from->begin());
-      return last || joinsPixels(node);
-    }
+    case aten::reshape:
+      return joinsPixels(node).has_value();
     default:
       return false;
   }
@@ -267,23 +282,40 @@ std::vector<int64_t> orderInEager(const Value* value) {
     if (copied) {
       std::iota(order.begin(), order.end(), 0);
     }
-    if (joinsPixels(node)) {  // and the second one several
-      const auto joined = static_cast<int64_t>(sizesOf(value)->size()) - 1;
-      std::vector<int64_t> divided;
-      for (const auto dim : order) {
-        const auto first = dim == 2 ? joined : dim;
-        const auto end = dim == 1 ? joined : first + 1;
-        for (auto i = first; i < end; ++i) {
-          divided.push_back(i);
-        }
+    const auto divided = joinsPixels(node).value();
+    const auto pixels = static_cast<int64_t>(divided.images + divided.channels);
+    const int64_t begins[] = {0, static_cast<int64_t>(divided.images), pixels, pixels + 1};
+    std::vector<int64_t> joined;
+    for (const auto dim : order) {
+      for (auto i = begins[dim]; i < begins[dim + 1]; ++i) {
+        joined.push_back(i);
       }
-      return divided;
     }
+    return joined;
   }
   for (auto& dim : order) {
     dim = places[dim];
   }
   return order;
+}
+
+// Likewise, but that there may be memory between pixels, and that images may lie anywhere.
+bool holdsPixels(const Value* value) {
+  const auto type = value->type()->cast<c10::TensorType>();
+  const auto sizes = type ? type->sizes().concrete_sizes() : std::nullopt;
+  const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
+  if (!sizes || !strides || sizes->size() < 4 || sizes->size() > 5 || (*sizes)[1] == 1 ||
+      (*strides)[1] != 1) {
+    return false;
+  }
+  auto expected = strides->back();
+  for (size_t i = sizes->size() - 1; i > 1; --i) {
+    if ((*strides)[i] != expected) {
+      return false;
+    }
+    expected *= (*sizes)[i];
+  }
+  return strides->back() >= (*sizes)[1];
 }
 
 // What is copied to the input `i` of a group to be contiguous, if it is channels last, which groups
@@ -297,7 +329,7 @@ Value* beforeCopy(const Node* group, size_t i) {
   const bool rows =
       format && format->isInt() && format->toMemoryFormat() == at::MemoryFormat::Contiguous;
   auto* source = copy->input(0);
-  return rows && isChannelsLast(source) ? source : nullptr;
+  return rows && (isChannelsLast(source) || holdsPixels(source)) ? source : nullptr;
 }
 
 template <typename Function>

@@ -1,5 +1,6 @@
 #include "jit/onednn/runtime/compile.h"
 
+#include <ATen/ExpandUtils.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <malloc.h>
@@ -37,6 +38,7 @@ class PlanCompiler {
       return draft_.finished();
     }
     lower();
+    addCopiesWithoutGaps(draft_);
     const bool own = draft_.request.division != Division::onednn && addOwnGroup(draft_);
     if (!own && !addOwnChain()) {
       for (const auto& partition : partitions()) {
@@ -683,6 +685,10 @@ class PlanCompiler {
   static std::optional<Shape> orderToCopyTo(const Ops& ops, const Layout& layout, Way way) {
     if (needsRowMajor(ops, layout)) {
       return c10::TensorType::contiguousStridesOf(layout.get_dims());
+    }
+    if (layout.get_layout_type() == LayoutType::strided &&
+        hasGaps(layout.get_dims(), layout.get_strides())) {
+      return at::infer_dense_strides(layout.get_dims(), layout.get_strides());
     }
     return way == Way::onednn_copied ? usualOrder(layout) : std::nullopt;
   }

@@ -46,21 +46,21 @@ void ConcatAffine::run(c10::ArrayRef<const void*> parts, void* to) const {
 template <typename From, typename To, typename AffineRows>
 void ConcatAffine::runAs(c10::ArrayRef<const void*> parts, To* to, AffineRows affineRows) const {
   const auto width = static_cast<int64_t>(scale.size());
-  forBlocks(
-      pixels, width, channels, [&](int64_t pixel, int64_t rows, size_t part, int64_t channel) {
-        affineRows(
-            static_cast<const From*>(parts[part]) + pixel * channels[part],
-            to + pixel * width + channel,
-            {rows, channels[part], width, scale.data() + channel, shift.data() + channel, least});
-      });
+  forBlocks(pixels, width, channels,
+            [&](int64_t pixel, int64_t rows, size_t part, int64_t channel) {
+              affineRows(static_cast<const From*>(parts[part]) + pixel * channels[part],
+                         to + pixel * width + channel,
+                         {rows, channels[part], channels[part], width, scale.data() + channel,
+                          shift.data() + channel, least});
+            });
 }
 
 void Concat::run(c10::ArrayRef<const void*> parts, void* result) const {
   const auto width = std::accumulate(words.begin(), words.end(), int64_t{0});
   const auto copyRows = vector_loops::kernels().copyRows;
   forBlocks(pixels, width, words, [&](int64_t pixel, int64_t rows, size_t part, int64_t word) {
-    copyRows(static_cast<const float*>(parts[part]) + pixel * words[part], rows, words[part],
-             static_cast<float*>(result) + pixel * width + word, width);
+    copyRows(static_cast<const float*>(parts[part]) + pixel * strides[part], rows, words[part],
+             strides[part], static_cast<float*>(result) + pixel * width + word, width);
   });
 }
 

@@ -36,10 +36,11 @@ struct ConcatAffine {
   void runAs(c10::ArrayRef<const void*> parts, To* to, AffineRows affineRows) const;
 };
 
-// Likewise.
+// Likewise, but that there may be memory between the pixels of a part.
 struct Concat {
   int64_t pixels;
-  std::vector<int64_t> words;  // by part: what a pixel's channels are, of 4 bytes each
+  std::vector<int64_t> words;    // by part: what a pixel's channels are, of 4 bytes each
+  std::vector<int64_t> strides;  // by part: from pixel to pixel
 
   void run(c10::ArrayRef<const void*> parts, void* result) const;
 };

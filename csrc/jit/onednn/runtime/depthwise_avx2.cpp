@@ -5,6 +5,6 @@
 
 namespace llga::depthwise {
 
-const Kernels avx2{kWidth, find};
+const Kernels avx2{kWidth, find, runRow<Volume, float>, runRow<Volume, Bfloat16>};
 
 }  // namespace llga::depthwise

@@ -5,6 +5,7 @@
 // last two have some in common, which are computed twice.
 #include "jit/onednn/runtime/depthwise_blocks.h"
 #include "jit/onednn/runtime/rectified.h"
+#include "jit/onednn/runtime/vector.h"
 
 namespace llga::depthwise {
 namespace {
@@ -15,10 +16,24 @@ constexpr int kPixels = 6;
 constexpr int kInside = 2;  // vectors of channels
 constexpr int kAtEdge = 4;
 
+// A window of so many rows and columns; `step`: from one to the next, 0 if that is not known here.
+template <int height, int width, int step>
+struct Window {
+  static constexpr int kRows = height;
+  static constexpr int kColumns = width;
+
+  template <typename T>
+  static int64_t stride(const RowOf<T>& row) {
+    return step != 0 ? step : row.stride;
+  }
+};
+
 // `pixels` of the result from `x` on, `vectors` of channels from `c` on, by the columns of the
 // window in [first, last).
-template <int window, int stride, int pixels, int vectors>
-void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) {
+template <typename W, int pixels, int vectors, typename T>
+void compute(const RowOf<T>& row, int64_t c, int64_t x, int64_t first, int64_t last) {
+  constexpr int window = W::kColumns;
+  const auto stride = W::stride(row);
   V sums[pixels][vectors];
 #pragma GCC unroll 8
   for (int v = 0; v < vectors; ++v) {
@@ -29,7 +44,7 @@ void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) 
     }
   }
 #pragma GCC unroll 8
-  for (int y = 0; y < window; ++y) {
+  for (int y = 0; y < W::kRows; ++y) {
     if (row.source[y] == nullptr) {
       continue;
     }
@@ -46,7 +61,7 @@ void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) 
 #pragma GCC unroll 8
         for (int p = 0; p < pixels; ++p) {
           const auto at = (int64_t{p} * stride + k) * row.source_stride + v * kWidth;
-          sums[p][v] = Simd::fmadd(Simd::load(source + at), factor, sums[p][v]);
+          sums[p][v] = Simd::fmadd(loadVector(source + at), factor, sums[p][v]);
         }
       }
     }
@@ -64,48 +79,53 @@ void compute(const Row& row, int64_t c, int64_t x, int64_t first, int64_t last) 
 }
 
 // The first channel of a vector, or of the last one there is.
-int64_t vectorAt(const Row& row, int64_t c) {
+template <typename T>
+int64_t vectorAt(const RowOf<T>& row, int64_t c) {
   return c + kWidth <= row.channels ? c : row.channels - kWidth;
 }
 
 // One pixel, all channels.
-template <int window, int stride>
-void computeEdge(const Row& row, int64_t x) {
+template <typename W, typename T>
+void computeEdge(const RowOf<T>& row, int64_t x) {
+  constexpr int64_t window = W::kColumns;
+  const auto stride = W::stride(row);
   const auto left = x * stride - row.padding;
   const auto first = left < 0 ? -left : 0;
   const auto last = row.width - left < window ? row.width - left : window;
   int64_t c = 0;
   for (; c + kAtEdge * kWidth <= row.channels; c += kAtEdge * kWidth) {
-    compute<window, stride, 1, kAtEdge>(row, c, x, first, last);
+    compute<W, 1, kAtEdge>(row, c, x, first, last);
   }
   for (; c < row.channels; c += kWidth) {
-    compute<window, stride, 1, 1>(row, vectorAt(row, c), x, first, last);
+    compute<W, 1, 1>(row, vectorAt(row, c), x, first, last);
   }
 }
 
 // Fewer than kPixels, whose windows are all in the image.
-template <int window, int stride, int vectors, int pixels = kPixels - 1>
-void computeRest(const Row& row, int64_t c, int64_t x, int64_t count) {
+template <typename W, int vectors, int pixels = kPixels - 1, typename T>
+void computeRest(const RowOf<T>& row, int64_t c, int64_t x, int64_t count) {
   if constexpr (pixels > 0) {
     if (count == pixels) {
-      compute<window, stride, pixels, vectors>(row, c, x, 0, window);
+      compute<W, pixels, vectors>(row, c, x, 0, W::kColumns);
     } else {
-      computeRest<window, stride, vectors, pixels - 1>(row, c, x, count);
+      computeRest<W, vectors, pixels - 1>(row, c, x, count);
     }
   }
 }
 
 // The pixels [first, last), whose windows are all in the image.
-template <int window, int stride, int vectors>
-void computeInside(const Row& row, int64_t c, int64_t first, int64_t last) {
+template <typename W, int vectors, typename T>
+void computeInside(const RowOf<T>& row, int64_t c, int64_t first, int64_t last) {
   for (; first + kPixels <= last; first += kPixels) {
-    compute<window, stride, kPixels, vectors>(row, c, first, 0, window);
+    compute<W, kPixels, vectors>(row, c, first, 0, W::kColumns);
   }
-  computeRest<window, stride, vectors>(row, c, first, last - first);
+  computeRest<W, vectors>(row, c, first, last - first);
 }
 
-template <int window, int stride>
-void runRow(const Row& row) {
+template <typename W, typename T>
+void runRow(const RowOf<T>& row) {
+  constexpr int64_t window = W::kColumns;
+  const auto stride = W::stride(row);
   auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
   // Pixels whose window is all in the image: [inner, outer).
@@ -113,17 +133,17 @@ void runRow(const Row& row) {
   const auto room = row.width + row.padding - window;
   const auto outer = most(inner, least(room < 0 ? 0 : room / stride + 1, row.result_width));
   for (int64_t x = 0; x < inner; ++x) {
-    computeEdge<window, stride>(row, x);
+    computeEdge<W>(row, x);
   }
   for (int64_t x = outer; x < row.result_width; ++x) {
-    computeEdge<window, stride>(row, x);
+    computeEdge<W>(row, x);
   }
   int64_t c = 0;
   for (; c + kInside * kWidth <= row.channels; c += kInside * kWidth) {
-    computeInside<window, stride, kInside>(row, c, inner, outer);
+    computeInside<W, kInside>(row, c, inner, outer);
   }
   for (; c < row.channels; c += kWidth) {
-    computeInside<window, stride, 1>(row, vectorAt(row, c), inner, outer);
+    computeInside<W, 1>(row, vectorAt(row, c), inner, outer);
   }
 }
 
@@ -134,15 +154,17 @@ void (*find(int64_t window, int64_t stride))(const Row&) {
   }
   switch (window) {
     case 3:
-      return one ? runRow<3, 1> : runRow<3, 2>;
+      return one ? runRow<Window<3, 3, 1>, float> : runRow<Window<3, 3, 2>, float>;
     case 5:
-      return one ? runRow<5, 1> : runRow<5, 2>;
+      return one ? runRow<Window<5, 5, 1>, float> : runRow<Window<5, 5, 2>, float>;
     case 7:
-      return one ? runRow<7, 1> : runRow<7, 2>;
+      return one ? runRow<Window<7, 7, 1>, float> : runRow<Window<7, 7, 2>, float>;
     default:
       return nullptr;
   }
 }
+
+using Volume = Window<9, 3, 0>;
 
 }  // namespace
 }  // namespace llga::depthwise

@@ -175,7 +175,7 @@ class GroupNorm::Image {
     for (int64_t row = 0; row < rows; row += some) {
       const auto count = std::min(some, rows - row);
       loops_.affineRows(from + row * columns, to + row * columns,
-                        {count, columns, columns, scale_, shift_, norm_.least});
+                        {count, columns, columns, columns, scale_, shift_, norm_.least});
       activate(to + row * columns, count * columns);
     }
   }
@@ -198,7 +198,8 @@ class GroupNorm::Image {
     std::fill_n(scales, kScaled, scale);
     std::fill_n(shifts, kScaled, shift);
     const auto normalize = [&](int64_t at, int64_t rows, int64_t columns) {
-      loops_.affineRows(from + at, to + at, {rows, columns, columns, scales, shifts, norm_.least});
+      loops_.affineRows(from + at, to + at,
+                        {rows, columns, columns, columns, scales, shifts, norm_.least});
     };
     const auto rest = norm_.pixels % kScaled;
     normalize(0, norm_.pixels / kScaled, kScaled);

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/irange.h>
 
+#include <algorithm>
+
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/thread_exit.h"
@@ -47,6 +49,26 @@ std::vector<int64_t> canonicalStrides(const std::vector<int64_t>& sizes,
   }
   auto channels_last = channelsLastStrides(sizes);
   return !channels_last.empty() && matches(channels_last) ? channels_last : strides;
+}
+
+bool hasGaps(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size
+  for (const auto i : c10::irange(sizes.size())) {
+    if (sizes[i] != 1) {
+      dims.emplace_back(strides[i], sizes[i]);
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t end = 1;
+  bool gaps = false;
+  for (const auto& [stride, size] : dims) {
+    if (stride < end) {
+      return false;
+    }
+    gaps = gaps || stride > end;
+    end = stride * size;
+  }
+  return gaps;
 }
 
 bool isOpaque(const Layout& layout) {

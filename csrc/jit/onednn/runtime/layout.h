@@ -20,6 +20,10 @@ std::vector<int64_t> channelsLastStrides(const std::vector<int64_t>& sizes);
 std::vector<int64_t> canonicalStrides(const std::vector<int64_t>& sizes,
                                       const std::vector<int64_t>& strides);
 
+// Whether there is memory between a tensor's numbers, each of which has a place of its own, as in a
+// slice. False for a dense tensor, an expanded one, and one whose numbers overlap.
+bool hasGaps(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides);
+
 // `from` under another id.
 Layout withId(const Layout& from, size_t id);
 

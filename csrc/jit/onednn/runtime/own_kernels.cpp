@@ -486,6 +486,42 @@ std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops,
   return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
 }
 
+std::optional<DepthwiseVolume> depthwiseVolume(const Ops& ops, const LoweredGraph& graph) {
+  constexpr size_t kRank = 5;
+  const auto& op = *ops[0];
+  const auto& data = op.inputs()[0];
+  const bool narrow = data.dtype == at::kBFloat16;
+  if (!ownKernelsAnywhere() || op.kind() != OpKind::Convolution || !data.sizes ||
+      data.sizes->size() != kRank || (!narrow && data.dtype != at::kFloat)) {
+    return std::nullopt;
+  }
+  const auto& inputs = op.inputs();
+  const bool parameters = std::all_of(inputs.begin() + 1, inputs.end(), [&](const Operand& input) {
+    return input.dtype == data.dtype && graph.operands.at(input.id).constant;
+  });
+  const auto channels = (*data.sizes)[1];
+  const auto behind = behindConvolution(ops);
+  if (!parameters || !behind || behind->silu || behind->addend ||
+      behind->result.dtype != data.dtype || !behind->result.sizes ||
+      inputs[1].sizes != Shape{channels, 1, 3, 3, 3} ||
+      op.get_attr<int64_t>(Attr::groups) != channels ||
+      op.get_attr<Shape>(Attr::dilations) != Shape{1, 1, 1}) {
+    return std::nullopt;
+  }
+  const auto last = [](const Shape& values) {
+    return DepthwiseVolume::Triple{values.end()[-3], values.end()[-2], values.end()[-1]};
+  };
+  const DepthwiseVolume kernel{(*data.sizes)[0],
+                               last(*data.sizes),
+                               last(*behind->result.sizes),
+                               channels,
+                               last(op.get_attr<Shape>(Attr::strides)),
+                               last(op.get_attr<Shape>(Attr::pads_begin)),
+                               behind->rectifier,
+                               narrow};
+  return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
+}
+
 std::optional<AddedConvolution<WinogradConvolution>> winogradConvolution(const Ops& ops,
                                                                          const LoweredGraph& graph,
                                                                          Way way) {

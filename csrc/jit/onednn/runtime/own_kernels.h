@@ -12,6 +12,7 @@
 #include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/depthwise_convolution.h"
+#include "jit/onednn/runtime/depthwise_volume.h"
 #include "jit/onednn/runtime/direct_convolution.h"
 #include "jit/onednn/runtime/excitation.h"
 #include "jit/onednn/runtime/expansion.h"
@@ -86,6 +87,11 @@ std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const Lower
 // A depthwise convolution that makes several channels of each one, and maybe ReLU or its like;
 // nothing for other partitions. Image and result have to be channels last.
 std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops, const LoweredGraph& graph);
+
+// A depthwise convolution of volumes, and maybe ReLU or its like; nothing for other partitions. The
+// strides of the data are not known yet; its channels have to lie side by side, and the result
+// channels last.
+std::optional<DepthwiseVolume> depthwiseVolume(const Ops& ops, const LoweredGraph& graph);
 
 template <typename Kernel>
 struct AddedConvolution {

@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/own_steps.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
@@ -126,6 +127,38 @@ class OwnSteps {
                                 bias != 0 ? static_cast<const float*>(from[bias]) : nullptr, to[0]);
                    },
                    "convolution", fmt::format("llga_depthwise:{}", kernel->isa())};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // A step for a depthwise convolution of volumes whose channels lie side by side. False for any
+  // other partition.
+  bool volume(const Ops& ops) {
+    auto kernel = llga::depthwiseVolume(ops, draft_.lowered);
+    const auto& inputs = ops[0]->inputs();
+    const auto& data = inputs[0];
+    const auto& result = ops.back()->outputs()[0];
+    if (!kernel || !draft_.knownSlot(data.id) || !mayBeChannelsLast(result)) {
+      return false;
+    }
+    const auto lies = pixelStridesOf(draft_.inputLayout(data.id));
+    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
+    // In the padding, others than finite ones make NaN of zeros.
+    if (!lies || findReleasable(weight) || !weight.isfinite().all().item<bool>()) {
+      return false;
+    }
+    kernel->image_stride = lies->image;
+    kernel->pixel_stride = lies->pixel;
+    Plan::Step step;
+    bindData(step, data);
+    bindParameter(step, inputs[1], weight.flatten(1).t());
+    const auto bias = bindBias(step, inputs);
+    addChannelsLastResult(step, result);
+    step.kernel = {[kernel = *kernel, bias](auto from, auto to) {
+                     kernel.run(from[0], static_cast<const float*>(from[1]),
+                                bias != 0 ? static_cast<const float*>(from[bias]) : nullptr, to[0]);
+                   },
+                   "convolution", fmt::format("llga_depthwise_volume:{}", kernel->isa())};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
@@ -371,6 +404,35 @@ class OwnSteps {
            layout.get_strides() == canonicalStrides(*like.sizes, strides);
   }
 
+  struct PixelStrides {
+    int64_t image;
+    int64_t pixel;
+  };
+
+  // Of images, or volumes, whose channels lie side by side and whose pixels lie evenly, line by
+  // line; nothing for others. There may be memory in between, as of a part of all channels.
+  static std::optional<PixelStrides> pixelStridesOf(const Layout& images) {
+    const auto sizes = images.get_dims();
+    constexpr size_t kFirst = 2;
+    if (images.get_layout_type() != LayoutType::strided || sizes.size() <= kFirst) {
+      return std::nullopt;
+    }
+    const auto strides = images.get_strides();
+    std::optional<int64_t> pixel;
+    int64_t pixels = 1;  // in so many dimensions as were seen
+    for (auto i = sizes.size(); i-- > kFirst; pixels *= sizes[i]) {
+      const auto each = strides[i] / pixels;
+      if (sizes[i] != 1 && (each * pixels != strides[i] || each != pixel.value_or(each))) {
+        return std::nullopt;
+      }
+      pixel = sizes[i] != 1 ? each : pixel;
+    }
+    const auto image = sizes[0] != 1 ? strides[0] : pixels * pixel.value_or(sizes[1]);
+    return sizes[1] == 1 || strides[1] == 1
+               ? std::optional(PixelStrides{image, pixel.value_or(sizes[1])})
+               : std::nullopt;
+  }
+
   // The images are, and the result may be.
   bool overChannelsLast(const Operand& data, const Operand& result) const {
     return isChannelsLast(draft_.inputLayout(data.id), data) && mayBeChannelsLast(result);
@@ -560,13 +622,12 @@ class OwnSteps {
     }
     Plan::Step step;
     for (const auto& part : found->parts) {
-      const auto input = draft_.group_inputs.find(part.id);
-      if (input == draft_.group_inputs.end() || part.dtype != dtype ||
-          draft_.request.input_strides[input->second] != channelsLastStrides(*part.sizes)) {
+      if (!draft_.knownSlot(part.id) || part.dtype != dtype ||
+          !isChannelsLast(draft_.inputLayout(part.id), part)) {
         return false;
       }
       kernel.channels.push_back((*part.sizes)[1]);
-      step.inputs.emplace_back(Slot{Slot::Kind::input, input->second}, draft_.inputLayout(part.id));
+      bindData(step, part);
     }
     if (found->relu) {
       kernel.least = static_cast<float>(found->to ? found->to->zero_point : 0);
@@ -703,17 +764,21 @@ class OwnSteps {
     if (strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
-    Concat kernel{c10::multiply_integers(*result.sizes) / (*result.sizes)[1], {}};
+    Concat kernel{c10::multiply_integers(*result.sizes) / (*result.sizes)[1], {}, {}};
     for (const auto& part : parts) {
-      if (!part.sizes) {
+      if (!part.sizes || part.dtype != result.dtype || !draft_.knownSlot(part.id)) {
         return false;
       }
       const auto bytes = (*part.sizes)[1] * item;
-      if (part.dtype != result.dtype || bytes % kWord != 0 || !draft_.knownSlot(part.id) ||
-          !isChannelsLast(draft_.inputLayout(part.id), part)) {
+      const auto lies = pixelStridesOf(draft_.inputLayout(part.id));
+      const auto stride = lies ? lies->pixel * item : 0;
+      const auto pixels = c10::multiply_integers(*part.sizes) / (*part.sizes)[0] / (*part.sizes)[1];
+      if (!lies || lies->image != pixels * lies->pixel || bytes % kWord != 0 ||
+          stride % kWord != 0) {
         return false;
       }
       kernel.words.push_back(bytes / kWord);
+      kernel.strides.push_back(stride / kWord);
     }
     Plan::Step step;
     for (const auto& part : parts) {
@@ -724,6 +789,26 @@ class OwnSteps {
                    "concat", "llga_concat"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
+  }
+
+  // Whether what reads an input of the group takes it with memory between its pixels.
+  bool readsWithGaps(const Operand& input) const {
+    const auto ops = llga::opsOf(draft_.lowered);
+    if (!ownKernelsAnywhere() || !pixelStridesOf(draft_.inputLayout(input.id))) {
+      return false;
+    }
+    const auto parts = concatenated(ops);
+    return depthwiseVolume(ops, draft_.lowered) ||
+           std::any_of(parts.begin(), parts.end(),
+                       [&](const Operand& part) { return part.id == input.id; });
+  }
+
+  // A step that copies an input of the group to dense memory, which is read in its place.
+  void replaceByCopy(const Operand& input) {
+    const auto [slot, layout] =
+        withoutGaps({*draft_.knownSlot(input.id), draft_.inputLayout(input.id)}, input.dtype);
+    draft_.slots.insert_or_assign(input.id, slot);
+    draft_.layouts.insert_or_assign(input.id, layout);
   }
 
   // What a partition concatenates along channels, if it does no more: also numbers of 8 bit that
@@ -767,12 +852,11 @@ class OwnSteps {
       return strided(value->unique(), shuffle.dtype, sizes, channelsLastStrides(sizes));
     };
     for (const auto* part : shuffle.parts) {
-      const auto index = draft_.group_inputs.at(part->unique());
       const auto layout = layoutOf(part, parts);
-      if (draft_.request.input_strides[index] != layout.get_strides()) {
+      step.inputs.push_back(locatedDense(part));
+      if (step.inputs.back().second.get_strides() != layout.get_strides()) {
         throw CompileError{"a channel shuffle of data that is not channels last"};
       }
-      step.inputs.emplace_back(Slot{Slot::Kind::input, index}, layout);
     }
     for (const auto* chunk : shuffle.chunks) {
       const auto index = draft_.group_outputs.at(chunk->unique());
@@ -805,6 +889,13 @@ class OwnSteps {
                                          /*constant=*/true)};
   }
 
+  // Likewise, or of a copy, if there is memory between its numbers.
+  std::pair<Slot, Layout> locatedDense(const Value* value) {
+    const auto from = located(value);
+    const bool gaps = hasGaps(from.second.get_dims(), from.second.get_strides());
+    return gaps ? withoutGaps(from, *draft_.request.facts->tensor(value).dtype) : from;
+  }
+
   // Where the value is by rows, after a step that copies it there.
   std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, const Value* value) {
     return copied(from, value->unique(), *draft_.request.facts->tensor(value).dtype);
@@ -813,11 +904,23 @@ class OwnSteps {
   std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, size_t id,
                                  at::ScalarType type) {
     const auto sizes = from.second.get_dims();
-    const auto layout = strided(id, type, sizes, c10::TensorType::contiguousStridesOf(sizes));
+    return copied(from, strided(id, type, sizes, c10::TensorType::contiguousStridesOf(sizes)),
+                  type);
+  }
+
+  // The dimensions of the copy lie in the order that they have.
+  std::pair<Slot, Layout> withoutGaps(const std::pair<Slot, Layout>& from, at::ScalarType type) {
+    const auto sizes = from.second.get_dims();
+    const auto strides = at::infer_dense_strides(sizes, from.second.get_strides());
+    return copied(from, strided(from.second.get_id(), type, sizes, strides), type);
+  }
+
+  std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, const Layout& to,
+                                 at::ScalarType type) {
     Plan::Step step;
     step.inputs.push_back(from);
-    step.outputs.emplace_back(draft_.temporary(layout), layout);
-    step.kernel = copyBetween(from.second, layout, type);
+    step.outputs.emplace_back(draft_.temporary(to), to);
+    step.kernel = copyBetween(from.second, to, type);
     draft_.plan->steps.push_back(std::move(step));
     return draft_.plan->steps.back().outputs[0];
   }
@@ -838,7 +941,7 @@ class OwnSteps {
   // the kernel does not take, or the result has to lie in another one.
   void groupNorm(const FoundGroupNorm& found) {
     Plan::Step step;
-    auto data = located(found.data);
+    auto data = locatedDense(found.data);
     const auto sizes = data.second.get_dims();
     const auto rows = c10::TensorType::contiguousStridesOf(sizes);
     const auto last = pixelStrides(sizes);
@@ -1660,6 +1763,20 @@ bool addOwnGroup(PlanDraft& draft) {
          steps.quantizedExcitation() || steps.quantizedSum() || steps.wholeActivation();
 }
 
+void addCopiesWithoutGaps(PlanDraft& draft) {
+  OwnSteps steps(draft);
+  for (const auto& op : draft.lowered.ops) {
+    for (const auto& input : op.inputs()) {
+      const auto found = draft.group_inputs.find(input.id);
+      if (found != draft.group_inputs.end() && draft.slots.count(input.id) == 0 && input.sizes &&
+          hasGaps(*input.sizes, draft.request.input_strides[found->second]) &&
+          !steps.readsWithGaps(input)) {
+        steps.replaceByCopy(input);
+      }
+    }
+  }
+}
+
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
   return OwnSteps(draft).interleaved(images);
 }
@@ -1668,7 +1785,7 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
-                    steps.direct(partition))) ||
+                    steps.volume(partition) || steps.direct(partition))) ||
          (usual &&
           (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||

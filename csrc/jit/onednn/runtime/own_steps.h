@@ -13,6 +13,10 @@ namespace llga {
 // One step for a whole group that is not lowered to ops of oneDNN: a channel shuffle, or attention.
 bool addUnlowered(PlanDraft& draft);
 
+// Steps that copy inputs of the group to dense memory, to be read in their place, where there is
+// memory between their numbers and any kernel would not take that. To be called before all others.
+void addCopiesWithoutGaps(PlanDraft& draft);
+
 // One step for a whole group: a concatenation and a batch norm, the block of a MobileNet, a squeeze
 // and excitation, a mean over pixels, or an activation alone.
 bool addOwnGroup(PlanDraft& draft);

@@ -52,7 +52,7 @@ void QuantizedExcitation::runImage(const uint8_t* from, const Data& data, uint8_
     const auto pixel = pixels * first / parts;
     const auto end = pixels * last / parts;
     loops.affineRowsOfBytes(from + pixel * channels, to + pixel * channels,
-                            {end - pixel, channels, channels, gate, shift, 0});
+                            {end - pixel, channels, channels, channels, gate, shift, 0});
   });
 }
 

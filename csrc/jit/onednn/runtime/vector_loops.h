@@ -12,10 +12,12 @@
 
 namespace llga::vector_loops {
 
-// Rows of `columns` numbers, one behind the other, to rows that are `stride` numbers apart.
+// Rows of `columns` numbers, which are `from_stride` numbers apart, to rows that are `stride`
+// apart.
 struct Affine {
   int64_t rows;
   int64_t columns;
+  int64_t from_stride;
   int64_t stride;
   const float* scale;  // by column
   const float* shift;
@@ -128,8 +130,9 @@ struct Kernels {
   void (*sumOfBytes)(const uint8_t* a, const uint8_t* b, int64_t count, const SumOfBytes& sum,
                      uint8_t* to);
 
-  // Of any numbers of 32 bits, or pairs of 16; as rows of the above.
-  void (*copyRows)(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride);
+  // Of any numbers of 32 bits, or pairs of 16; strides from row to row.
+  void (*copyRows)(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
+                   int64_t stride);
 
   // to[i] += from[i]
   void (*add)(const float* from, float* to, int64_t count);

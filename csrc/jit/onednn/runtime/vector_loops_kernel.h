@@ -310,14 +310,14 @@ void mapBand(const From* from, To* to, const Affine& rows, int64_t first, const 
     for (int64_t v = 0; v < n; ++v) {
       storeUpTo(to + v * kWidth, x[v], first);
     }
-    from += rows.columns;
+    from += rows.from_stride;
     to += rows.stride;
   }
 }
 
 template <typename T>
 void scaleRows(const T* from, int64_t rows, int64_t columns, const float* factor, T* to) {
-  const Affine plain{rows, columns, columns, factor, nullptr, 0};
+  const Affine plain{rows, columns, columns, columns, factor, nullptr, 0};
   forBands<4>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
     Vector factors[n];
     for (int64_t v = 0; v < n; ++v) {
@@ -370,8 +370,9 @@ void sumOfBytes(const uint8_t* a, const uint8_t* b, int64_t count, const SumOfBy
   }
 }
 
-void copyRows(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride) {
-  const Affine plain{rows, columns, stride, nullptr, nullptr, 0};
+void copyRows(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
+              int64_t stride) {
+  const Affine plain{rows, columns, from_stride, stride, nullptr, nullptr, 0};
   forBands<4>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
     mapBand<n>(from + c, to + c, plain, first, [](Vector x, int64_t) { return x; });
   });
