@@ -1,5 +1,8 @@
 #include "jit/onednn/runtime/finite.h"
 
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
 #include <cstdint>
 
 namespace llga {
@@ -33,26 +36,45 @@ template <typename Bits, Bits exponent>
   return scan<uint16_t, 0x7F80U>(values, count);
 }
 
+// Of float32 or bfloat16.
 bool finite(at::ScalarType dtype, const void* values, int64_t count) {
-  switch (dtype) {
-    case at::kFloat:
-      return finite32(static_cast<const uint32_t*>(values), count);
-    case at::kBFloat16:
-      return finite16(static_cast<const uint16_t*>(values), count);
-    default:
-      return true;
-  }
+  return dtype == at::kFloat ? finite32(static_cast<const uint32_t*>(values), count)
+                             : finite16(static_cast<const uint16_t*>(values), count);
 }
 
-// Row by row, of a tensor whose rows are dense.
-bool finiteRows(const at::Tensor& tensor, const void* data, int64_t dim) {
-  const auto size = tensor.size(dim);
-  if (dim == tensor.dim() - 1) {
-    return finite(tensor.scalar_type(), data, size);
+struct Dim {
+  int64_t stride;
+  int64_t size;
+};
+
+// The outermost in memory first; those that lie side by side are one.
+c10::SmallVector<Dim, 6> dimsOf(const at::Tensor& tensor) {
+  c10::SmallVector<Dim, 6> all;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) != 1) {
+      all.push_back({tensor.stride(i), tensor.size(i)});
+    }
   }
-  const auto step = tensor.stride(dim) * static_cast<int64_t>(tensor.element_size());
-  for (int64_t i = 0; i < size; ++i) {
-    if (!finiteRows(tensor, static_cast<const char*>(data) + i * step, dim + 1)) {
+  std::sort(all.begin(), all.end(), [](const Dim& a, const Dim& b) { return a.stride > b.stride; });
+  c10::SmallVector<Dim, 6> joined;
+  for (const auto& dim : all) {
+    if (!joined.empty() && joined.back().stride == dim.stride * dim.size) {
+      joined.back() = {dim.stride, joined.back().size * dim.size};
+    } else {
+      joined.push_back(dim);
+    }
+  }
+  return joined;
+}
+
+// Of numbers whose last dimension lies side by side.
+bool finiteRows(at::ScalarType dtype, const char* data, c10::ArrayRef<Dim> dims) {
+  if (dims.size() <= 1) {
+    return finite(dtype, data, dims.empty() ? 1 : dims[0].size);
+  }
+  const auto step = dims[0].stride * static_cast<int64_t>(c10::elementSize(dtype));
+  for (int64_t i = 0; i < dims[0].size; ++i) {
+    if (!finiteRows(dtype, data + i * step, dims.slice(1))) {
       return false;
     }
   }
@@ -62,11 +84,18 @@ bool finiteRows(const at::Tensor& tensor, const void* data, int64_t dim) {
 }  // namespace
 
 bool allFinite(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense()) {
-    return finite(tensor.scalar_type(), tensor.const_data_ptr(), tensor.numel());
+  const auto dtype = tensor.scalar_type();
+  if (dtype != at::kFloat && dtype != at::kBFloat16) {
+    return true;
   }
-  const auto rows = tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
-  return finiteRows(rows, rows.const_data_ptr(), 0);
+  if (tensor.is_non_overlapping_and_dense()) {
+    return finite(dtype, tensor.const_data_ptr(), tensor.numel());
+  }
+  const auto dims = dimsOf(tensor);
+  if (!dims.empty() && dims.back().stride != 1) {
+    return allFinite(tensor.contiguous());
+  }
+  return finiteRows(dtype, static_cast<const char*>(tensor.const_data_ptr()), dims);
 }
 
 }  // namespace llga

@@ -758,37 +758,51 @@ class OwnSteps {
     if (parts.empty() || !result.sizes) {
       return false;
     }
-    constexpr int64_t kWord = 4;
     const auto strides = channelsLastStrides(*result.sizes);
     const auto item = static_cast<int64_t>(c10::elementSize(result.dtype));
     if (strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
-    Concat kernel{c10::multiply_integers(*result.sizes) / (*result.sizes)[1], {}, {}};
+    std::vector<Layout> layouts;
     for (const auto& part : parts) {
       if (!part.sizes || part.dtype != result.dtype || !draft_.knownSlot(part.id)) {
         return false;
       }
-      const auto bytes = (*part.sizes)[1] * item;
-      const auto lies = pixelStridesOf(draft_.inputLayout(part.id));
-      const auto stride = lies ? lies->pixel * item : 0;
-      const auto pixels = c10::multiply_integers(*part.sizes) / (*part.sizes)[0] / (*part.sizes)[1];
-      if (!lies || lies->image != pixels * lies->pixel || bytes % kWord != 0 ||
-          stride % kWord != 0) {
-        return false;
-      }
-      kernel.words.push_back(bytes / kWord);
-      kernel.strides.push_back(stride / kWord);
+      layouts.push_back(draft_.inputLayout(part.id));
+    }
+    auto kernel = concatOf(layouts, item);
+    if (!kernel) {
+      return false;
     }
     Plan::Step step;
     for (const auto& part : parts) {
       bindData(step, part);
     }
     addChannelsLastResult(step, result);
-    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
+    step.kernel = {[kernel = std::move(*kernel)](auto from, auto to) { kernel.run(from, to[0]); },
                    "concat", "llga_concat"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
+  }
+
+  // Of the channels of images whose numbers have so many bytes; nothing where it can't be.
+  static std::optional<Concat> concatOf(const std::vector<Layout>& parts, int64_t item) {
+    constexpr int64_t kWord = 4;
+    Concat kernel{0, {}, {}};
+    for (const auto& part : parts) {
+      const auto lies = pixelStridesOf(part);
+      const auto sizes = part.get_dims();
+      const auto channels = sizes[1];
+      const auto pixels = c10::multiply_integers(sizes) / channels;
+      if (!lies || lies->image * sizes[0] != pixels * lies->pixel || channels * item % kWord != 0 ||
+          lies->pixel * item % kWord != 0) {
+        return std::nullopt;
+      }
+      kernel.pixels = pixels;
+      kernel.words.push_back(channels * item / kWord);
+      kernel.strides.push_back(lies->pixel * item / kWord);
+    }
+    return kernel;
   }
 
   // Whether what reads an input of the group takes it with memory between its pixels.
@@ -912,7 +926,14 @@ class OwnSteps {
   std::pair<Slot, Layout> withoutGaps(const std::pair<Slot, Layout>& from, at::ScalarType type) {
     const auto sizes = from.second.get_dims();
     const auto strides = at::infer_dense_strides(sizes, from.second.get_strides());
-    return copied(from, strided(from.second.get_id(), type, sizes, strides), type);
+    const auto result = copied(from, strided(from.second.get_id(), type, sizes, strides), type);
+    if (auto kernel = concatOf({from.second}, static_cast<int64_t>(c10::elementSize(type)));
+        kernel && ownKernelsAnywhere()) {  // several times as fast where there are few channels
+      draft_.plan->steps.back().kernel.run = [kernel = std::move(*kernel)](auto source, auto to) {
+        kernel.run(source, to[0]);
+      };
+    }
+    return result;
   }
 
   std::pair<Slot, Layout> copied(const std::pair<Slot, Layout>& from, const Layout& to,

@@ -370,12 +370,35 @@ void sumOfBytes(const uint8_t* a, const uint8_t* b, int64_t count, const SumOfBy
   }
 }
 
+// One T of each row.
+template <typename T>
+void copyOneOfRows(const float* from, int64_t rows, int64_t from_stride, float* to,
+                   int64_t stride) {
+  for (; rows > 0; --rows) {
+    __builtin_memcpy(to, from, sizeof(T));
+    from += from_stride;
+    to += stride;
+  }
+}
+
 void copyRows(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
               int64_t stride) {
-  const Affine plain{rows, columns, from_stride, stride, nullptr, nullptr, 0};
-  forBands<4>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
+  const auto whole = columns / kWidth * kWidth;
+  const Affine plain{rows, whole, from_stride, stride, nullptr, nullptr, 0};
+  forBands<4>(whole, [&]<int64_t n>(int64_t c, int64_t first) {
     mapBand<n>(from + c, to + c, plain, first, [](Vector x, int64_t) { return x; });
   });
+  // Storing a part of a vector takes longer.
+  struct Four {
+    float numbers[4];
+  };
+  auto c = whole;
+  for (; c + 4 <= columns; c += 4) {
+    copyOneOfRows<Four>(from + c, rows, from_stride, to + c, stride);
+  }
+  for (; c < columns; ++c) {
+    copyOneOfRows<float>(from + c, rows, from_stride, to + c, stride);
+  }
 }
 
 // Strides from row to row.
