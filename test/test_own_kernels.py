@@ -225,6 +225,134 @@ def test_depthwise_convolution_to_more_channels_with_special_values(
             assert_same(script(x), alone(x))
 
 
+class Volumes(NamedTuple):
+    """A depthwise convolution of volumes: their size, and what it does."""
+
+    size: tuple[int, ...]
+    window: Any = 3
+    stride: Any = 1
+    padding: Any = 1
+    bias: bool = True
+    code: str = "self.c(x)"
+    own: bool = True
+
+
+VOLUMES = {
+    "alone": Volumes((1, 48, 4, 9, 13)),
+    "halves": Volumes((2, 96, 3, 8, 15), stride=(1, 2, 2), bias=False),
+    "far_apart": Volumes((2, 40, 8, 17, 16), stride=(2, 8, 5), code="F.relu(self.c(x))"),
+    "no_padding": Volumes((1, 17, 3, 4, 20), padding=0, code="F.relu6(self.c(x))"),
+    "mostly_padding": Volumes((3, 16, 1, 2, 1), padding=(1, 2, 3), code="F.hardswish(self.c(x))"),
+    "few_channels": Volumes((1, 7, 3, 5, 6), own=False),
+    "of_images": Volumes((1, 16, 3, 5, 6), window=(1, 3, 3), padding=(0, 1, 1), own=False),
+    "dilated": Volumes((1, 16, 6, 6, 6), padding=2, code="self.d(x)", own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", VOLUMES)
+def test_depthwise_convolution_of_volumes(case: str, dtype: torch.dtype) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = VOLUMES[case]
+    channels = c.size[1]
+    options = {"stride": c.stride, "padding": c.padding, "bias": c.bias, "groups": channels}
+    conv = nn.Conv3d(channels, channels, c.window, **options)
+    dilated = nn.Conv3d(channels, channels, c.window, dilation=2, **options)
+    m = net(c.code, c=conv, d=dilated).eval()
+    x, layout = torch.randn(c.size), torch.channels_last_3d
+    check(m, [x], groups=1, fused="_convolution", dtype=dtype, memory_format=layout)
+    found = kernels_of(m.to(dtype), x.to(dtype, memory_format=layout))
+    own = any(name.startswith("llga_depthwise_volume:") for name in found)
+    assert own == (c.own and has_own_kernels()), found
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", ["traced", "bf16"])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_depthwise_convolution_of_keys(heads: int, mode: str) -> None:
+    """The keys of all heads, which lie between queries and values: MViT's pooling."""
+    m = net(
+        f"y = self.i(x).reshape(1, 61, 3, {heads}, 32).transpose(1, 3).unbind(2)[1]\n"
+        "first, y = torch.tensor_split(y, (1,), dim=2)\n"
+        f"y = y.transpose(2, 3).reshape({heads}, 32, 3, 4, 5).contiguous()\n"
+        f"y = self.c(y).reshape(1, {heads}, 32, -1).transpose(2, 3)\n"
+        "return self.n(torch.cat((first, y), 2))",
+        i=nn.Linear(32, 96 * heads),
+        c=nn.Conv3d(32, 32, 3, (1, 2, 2), padding=1, groups=32, bias=False),
+        n=nn.LayerNorm(32),
+    ).eval()
+    x = torch.randn(1, 61, 32)
+    check(m, [x], **MODES[mode])
+    if mode == "traced" and has_own_kernels():
+        found = kernels_of(m, x)
+        assert any(name.startswith("llga_depthwise_volume:") for name in found), found
+        assert "llga_copy" not in found, found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_depthwise_convolution_of_volumes_with_special_values(
+    value: float, dtype: torch.dtype
+) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("F.relu(self.c(x))", c=nn.Conv3d(24, 24, 3, padding=1, groups=24)).eval().to(dtype)
+    x = torch.randn(2, 24, 4, 5, 9).to(dtype, memory_format=torch.channels_last_3d)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in ((0, 0, 0, 0, 0), (1, 23, 3, 4, 8), (0, 15, 2, 3, 3)):
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        alone = net("self.c(x)", c=m.c)
+        m.c.weight[9, 0, 1, 1, 1] = value
+        script = to_script(alone, [x])
+        for _ in range(3):
+            assert_same(script(x), alone(x))
+
+
+PARTS = {
+    "channels": ((2, 20, 9, 7), "x[:, 4:12]"),
+    "narrow channels": ((2, 9, 9, 7), "x[:, 1:4]"),
+    "pixels": ((2, 8, 9, 17), "x[..., 3:9]"),
+    "images": ((5, 8, 9, 7), "x[::2]"),
+    "one image": ((1, 16, 9, 7), "x[:, 8:]"),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", PARTS)
+def test_parts_of_a_tensor(case: str, dtype: torch.dtype, layout: torch.memory_format) -> None:
+    """A plan copies them itself, and does not look at what is between their numbers."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    size, code = PARTS[case]
+    part_of = net(code)
+    inside = torch.zeros(size)
+    part_of(inside).fill_(1)
+    x = torch.randn(size).where(inside == 1, math.nan).to(dtype, memory_format=layout)
+    part = part_of(x)
+    m = net(f"F.relu(self.c({code}))", c=nn.Conv2d(part.shape[1], 5, 3, padding=1)).eval()
+    m = m.to(dtype)
+    groups = llga_fuser.report(m, x, rounds=1).groups
+    found = [primitive.implementation for group in groups for primitive in group.primitives]
+    dense = part.is_contiguous() or part.is_contiguous(memory_format=torch.channels_last)
+    assert ("llga_copy" in found) != dense, found
+    with torch.no_grad():
+        script = to_script(m, [x])
+        before = llga_fuser.cache_info().fallbacks
+        for _ in range(3):
+            assert_same(script(x), m(x))
+        assert llga_fuser.cache_info().fallbacks == before
+        part[0, 1, 2, 3] = math.nan
+        assert_same(script(x), m(x))
+
+
 class Winograd(NamedTuple):
     """A convolution of 3 x 3: size of the input, outputs, and what it does."""
 
@@ -2028,6 +2156,7 @@ CATS = {
     "wide": Cat((130, 70), (1, 20, 30)),
     "many": Cat((16,) * 9, (3, 40, 33)),
     "of_one_pixel": Cat((8, 6), (3, 1, 1)),
+    "parts": Cat((8, 6), code="torch.cat([x.chunk(2, 1)[0], x.chunk(2, 1)[1], {}], 1)"),
     "twice_the_same": Cat((8, 8), code="torch.cat([self.p0(x), x, x, self.p1(x)], 1)"),
     "rows": Cat((8, 8), code="torch.cat([{}], 2)", own=False),
 }

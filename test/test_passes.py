@@ -330,6 +330,109 @@ def test_remove_mutation_of_what_is_split(made: str, reads: list[str]) -> None:
     assert next(graph.findNode(made.split("(")[0]).inputs()).node().kind() == "llga::as_target"
 
 
+SLICE_SUM = """
+graph(%q : Tensor, %k : Tensor, %v : Tensor, %r : Tensor, %t : Tensor):
+  %no : bool = prim::Constant[value=0]()
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %2 : int = prim::Constant[value=2]()
+  %3 : int = prim::Constant[value=3]()
+  %last : int = prim::Constant[value=-1]()
+  %end : int = prim::Constant[value=9223372036854775807]()
+  %scale : float = prim::Constant[value=0.5]()
+  %sizes : int[] = prim::Constant[value=[1, -1, 2, 3, 2, 3]]()
+  %back : int[] = prim::Constant[value=[1, -1, 6, 6]]()
+  %scaled : Tensor = aten::mul(%q, %scale)
+  %x : Tensor = aten::matmul(%scaled, %k)
+  %all : Tensor = aten::slice(%x, %0, %0, %end, %1)
+  %rows : Tensor = aten::slice(%all, %2, %1, %end, %1)
+  %s : Tensor = aten::slice(%rows, %3, %1, %end, %1)
+  WRITE
+  %p : Tensor = aten::softmax(%x, %last, %none)
+  %y : Tensor = aten::matmul(%p, %v)
+  %o : (Tensor, Tensor) = prim::TupleConstruct(%y, OTHER)
+  return (%o)
+"""
+ADD = "%w : Tensor = aten::add_(%s, %r, %1)"
+COPY_OF_IT = [
+    "%rows2 : Tensor = aten::slice(%x, %2, %1, %end, %1)",
+    "%s2 : Tensor = aten::slice(%rows2, %3, %1, %end, %1)",
+    "%c : Tensor = aten::copy_(%s2, %w, %no)",
+]
+SUMS = [
+    "%apart : Tensor = aten::view(%s, %sizes)",
+    "%a : Tensor = aten::add(%apart, %t, %1)",
+    "%b : Tensor = aten::add(%a, %t, %1)",
+    "%w : Tensor = aten::view(%b, %back)",
+    *COPY_OF_IT,
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "other", "pure"),
+    [
+        ([ADD], "%y", True),
+        ([ADD, *COPY_OF_IT], "%y", True),
+        ([ADD, *COPY_OF_IT], "%x", True),
+        (SUMS, "%y", True),
+        # seen by another name
+        ([ADD], "%rows", False),
+        ([ADD], "%w", False),
+        # other slices
+        ([ADD, *(line.replace("%x, %2, %1", "%x, %2, %0") for line in COPY_OF_IT)], "%y", False),
+        ([line.replace("%rows2, %3, %1", "%rows2, %3, %2") for line in SUMS], "%y", False),
+        # with a factor, or of other numbers than those in the slice
+        ([ADD.replace("%r, %1", "%r, %2")], "%y", False),
+        ([line.replace("(%apart, %t", "(%t, %apart") for line in SUMS], "%y", False),
+        # what is added is made before something is written
+        ([*SUMS[:2], "%z : Tensor = aten::relu_(%x)", *SUMS[2:]], "%y", False),
+    ],
+)
+def test_remove_mutation_of_a_slice_of_scores(write: list[str], other: str, pure: bool) -> None:
+    text = SLICE_SUM.replace("WRITE", "\n  ".join(write)).replace("OTHER", other)
+    graph = after("remove_mutation", text)
+    left = {"aten::add_", "aten::copy_"} & set(kinds(graph))
+    assert pure == (not left), graph
+    assert pure == ("llga::within" in kinds(graph)), graph
+    plain = torch._C._create_function_from_graph("plain", parsed(text))
+    run = torch._C._create_function_from_graph("f", graph)
+    q, k, v = torch.randn(1, 4, 7, 8), torch.randn(1, 4, 8, 7), torch.randn(1, 4, 7, 8)
+    for r in (torch.randn(1, 4, 6, 6), torch.randn(6, 1), torch.tensor(2.0)):
+        inputs = (q, k, v, r, torch.randn(1, 4, 2, 3, 2, 1))
+        if "relu_" not in text and "%x, %2, %0" not in text and "%rows2, %3, %2" not in text:
+            for got, want in zip(run(*inputs), plain(*inputs), strict=True):
+                torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("code", "groups"),
+    [
+        ("x[:, :, 1:, 1:] += r\nreturn x.softmax(-1) @ v", 1),
+        ("x = x.softmax(-1) @ v\nx[:, :, 1:, :] += q[:, :, 1:, :]\nreturn x * 2", None),
+        ("x[:, :, :3, 2:5] += r[:, :, :3, :3]\nreturn x.softmax(-1) @ v", 1),
+        ("x[:, :, 9:, 1:] += r[:, :, 9:]\nreturn x.softmax(-1) @ v", 1),
+        (
+            """
+            r = r.view(2, 4, 2, 3, 2, 3)
+            z = x[:, :, 1:, 1:].view(2, -1, 2, 3, 2, 3)
+            x[:, :, 1:, 1:] = (z + r[..., :1] + r[..., :1, :]).view(2, -1, 6, 6)
+            return x.softmax(-1) @ v
+            """,
+            1,
+        ),
+    ],
+    ids=["scores", "result", "middle", "nothing", "sums"],
+)
+def test_sums_with_a_slice_of_attention(code: str, groups: int | None, dtype: torch.dtype) -> None:
+    """Attention stays whole, with what is added to a part of its scores as a mask."""
+    code = textwrap.dedent(code).strip()
+    m = net(f"q, k, v, r = x\nx = (q * 0.3) @ k.transpose(2, 3)\n{code}").eval()
+    make = [torch.randn(2, 4, 7, 16) for _ in range(3)]
+    check(m, [(*make, torch.randn(2, 4, 6, 6))], groups=groups, dtype=dtype)
+
+
 class KeepsItsData(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -1249,6 +1352,58 @@ def test_drop_casts_back(rest: str, results: str, dropped: bool) -> None:
     graph = after("drop_casts", with_sum(rest, results))
     casts = [n for n in walk(graph) if n.kind() == "aten::to"]
     assert len(casts) == (1 if dropped else 2), graph
+
+
+POOLED = """
+graph(%x : Tensor):
+  %float : int = prim::Constant[value=6]()
+  %bf16 : int = prim::Constant[value=15]()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %none : NoneType = prim::Constant()
+  %ones : int[] = prim::Constant[value=[1, 1, 1]]()
+  %zeros : int[] = prim::Constant[value=[0, 0, 0]]()
+  %twos : int[] = prim::Constant[value=[2, 2, 2]]()
+  %b : Tensor = aten::to(%x, %bf16, %no, %no, %none)
+  WIDEN
+  %p : Tensor = aten::max_pool3d(%w, %twos, %ones, %zeros, %ones, %no)
+  REST
+  return (%r)
+"""
+WIDEN = "%w : Tensor = aten::to(%b, %float, %no, %no, %none)"
+AGAIN = "%r : Tensor = aten::max_pool3d(%p, %twos, %ones, %zeros, %ones, %no)"
+
+
+@pytest.mark.parametrize(
+    ("widen", "rest", "moved", "casts"),
+    [
+        (WIDEN, "%r : Tensor = aten::relu(%p)", True, 2),
+        (WIDEN, "%r : Tensor = aten::to(%p, %bf16, %no, %no, %none)", True, 1),
+        (WIDEN, "%r : Tensor = aten::to(%p, %bf16, %no, %yes, %none)", True, 3),
+        (WIDEN, AGAIN, True, 2),
+        # not of bfloat16 for sure, a copy, or written to
+        (WIDEN.replace("%b", "%x"), "%r : Tensor = aten::relu(%p)", False, 1),
+        (WIDEN.replace("%no, %none", "%yes, %none"), "%r : Tensor = aten::relu(%p)", False, 2),
+        (WIDEN + "; %q : Tensor = aten::relu_(%w)", "%r : Tensor = aten::relu(%p)", False, 2),
+        (WIDEN + "; %q : Tensor = aten::relu_(%b)", "%r : Tensor = aten::relu(%p)", False, 2),
+        (WIDEN, "%r : Tensor = aten::relu_(%p)", False, 2),
+    ],
+)
+def test_drop_casts_behind_pooling(widen: str, rest: str, moved: bool, casts: int) -> None:
+    """A trace under autocast widens what it pools in three dimensions."""
+    text = POOLED.replace("WIDEN", widen.replace("; ", "\n  ")).replace("REST", rest)
+    graph = after("drop_casts", text)
+    for pool in graph.findAllNodes("aten::max_pool3d"):
+        source = next(pool.inputs()).node()
+        widened = source.kind() == "aten::to" and list(source.inputs())[1].toIValue() == 6
+        assert moved != widened, graph
+    left = [n for n in graph.findAllNodes("aten::to") if n.output().uses()]
+    assert len(left) == casts, graph
+    run = torch._C._create_function_from_graph("f", graph)
+    plain = torch._C._create_function_from_graph("plain", parsed(text))
+    x = torch.randn(1, 2, 3, 4, 5)
+    x[0, 0, 1, 2] = math.nan
+    assert torch.equal(run(x).nan_to_num(9), plain(x).nan_to_num(9))
 
 
 def test_drop_casts_of_float() -> None:
@@ -2913,6 +3068,31 @@ def test_once_per_sizes(old: str, new: str, outside: list[str]) -> None:
                 assert torch.equal(got, want)
 
 
+TABLE = """
+graph(%x : Tensor, %n : int):
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %r : Tensor = aten::arange(%n, %none, %none, %none, %none)
+  %l : Tensor?[] = prim::ListConstruct(%none, %r)
+  %i : Tensor = aten::index(%x, %l)
+  %k : Tensor?[] = prim::ListConstruct(%r)
+  %j : Tensor = aten::index(%r, %k)
+  %y : Tensor = aten::mul(%i, %j)
+  return (%y)
+"""
+
+
+def test_once_per_sizes_of_a_table() -> None:
+    """Numbers that are looked up at positions; those of an input each time."""
+    graph = after("once_per_sizes", TABLE)
+    assert kinds(graph) == ["llga::OncePerSizes", "prim::ListConstruct", "aten::index", "aten::mul"]
+    run = torch._C._create_function_from_graph("f", graph)
+    for n in (3, 5, 3):
+        x = torch.rand(2, 6)
+        assert torch.equal(run(x, n), x[:, :n] * torch.arange(n))
+
+
 class Spelled(torch.nn.Module):
     """A function of what a linear layer computes."""
 
@@ -3070,6 +3250,45 @@ def test_layout_propagation_through_views(flatten: str, swap: str, reader: str, 
     assert f"llga_any_layout=[{int(free)}]" in str(groups[0])
     # Memory in the order 0, 2, 1: octal digits, the first one last, behind a one.
     assert free == (f"llga_viewed_order=[{0o1120}]" in str(groups[-1])), graph
+
+
+HEADS = """
+graph(%x : Float(6, 4, 2, 3, 3, strides=[72, 18, 9, 3, 1], requires_grad=0, device=cpu)):
+  %how : str = prim::Constant[value='none']()
+  %two : int = prim::Constant[value=2]()
+  %last : int = prim::Constant[value=-1]()
+  %shape : int[] = prim::Constant[value={shape}]()
+  %1 : Float(6, 4, 2, 3, 3, strides=[72, 18, 9, 3, 1]) = aten::relu(%x)
+  %2 : Float(6, 4, 2, 3, 3, strides=[72, 18, 9, 3, 1]) = aten::mul(%1, %x)
+  %3 : Float({sizes}, strides={strides}) = aten::reshape(%2, %shape)
+  %4 : Tensor = aten::transpose(%3, %last, %two)
+  %5 : Tensor = aten::gelu(%4, %how)
+  return (%5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "order"),
+    [
+        ([2, 3, 4, 18], [216, 72, 18, 1], 0o12310),
+        ([3, 2, 2, 2, 18], [144, 72, 36, 18, 1], 0o123410),
+        ([6, 4, 18], [72, 18, 1], 0o1210),
+        # what is joined is of one image's channel no more
+        ([2, 12, 18], [216, 18, 1], None),
+        ([6, 4, 2, 9], [72, 18, 9, 1], None),
+    ],
+)
+def test_layout_propagation_through_heads(
+    sizes: list[int], strides: list[int], order: int | None
+) -> None:
+    """Pixels of a volume as one dimension, whose images, and channels, are divided."""
+    shape = [*sizes[:-1], -1]
+    graph = parsed(HEADS.format(shape=shape, sizes=", ".join(map(str, sizes)), strides=strides))
+    for name in ("graph_fuser", "layout_propagation"):
+        _C.run_pass(name, graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert f"llga_any_layout=[{int(order is not None)}]" in str(groups[0]), graph
+    assert order is None or f"llga_viewed_order=[{order}]" in str(groups[-1]), graph
 
 
 IMAGE_PARTS = """
