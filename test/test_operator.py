@@ -1185,7 +1185,7 @@ def test_what_is_written_to_is_computed_anew(view: str, other: str) -> None:
 def test_results_of_sizes_alone_may_be_large() -> None:
     """Beyond some megabytes they are computed anew."""
     module = net("x + torch.arange(x.size(0)).to(torch.float32) * 0.5")
-    x = torch.randn(1 << 21)
+    x = torch.randn(1 << 23)
     with torch.no_grad():
         script = to_script(module, [x])
         for _ in range(4):

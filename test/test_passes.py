@@ -1143,7 +1143,7 @@ def test_drop_casts_behind(op: str) -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        "%y : Tensor = aten::max_pool3d(%b, %ones, %ones, %ones, %ones, %no)",  # fp32 by autocast
+        "%y : Tensor = aten::cumsum(%b, %one, %none)",  # fp32 by autocast
         "%y : Tensor = aten::add(%b, %x, %one)",
         "%1 : Tensor[] = prim::ListConstruct(%b, %x); %y : Tensor = aten::cat(%1, %one)",
         "%six : int = prim::Constant[value=6](); %y : Tensor = aten::softmax(%b, %one, %six)",
@@ -1365,33 +1365,48 @@ graph(%x : Tensor):
   %zeros : int[] = prim::Constant[value=[0, 0, 0]]()
   %twos : int[] = prim::Constant[value=[2, 2, 2]]()
   %b : Tensor = aten::to(%x, %bf16, %no, %no, %none)
-  WIDEN
+  WIDENED
   %p : Tensor = aten::max_pool3d(%w, %twos, %ones, %zeros, %ones, %no)
   REST
   return (%r)
 """
-WIDEN = "%w : Tensor = aten::to(%b, %float, %no, %no, %none)"
+POOL_WIDENED = "%w : Tensor = aten::to(%b, %float, %no, %no, %none)"
 AGAIN = "%r : Tensor = aten::max_pool3d(%p, %twos, %ones, %zeros, %ones, %no)"
 
 
 @pytest.mark.parametrize(
     ("widen", "rest", "moved", "casts"),
     [
-        (WIDEN, "%r : Tensor = aten::relu(%p)", True, 2),
-        (WIDEN, "%r : Tensor = aten::to(%p, %bf16, %no, %no, %none)", True, 1),
-        (WIDEN, "%r : Tensor = aten::to(%p, %bf16, %no, %yes, %none)", True, 3),
-        (WIDEN, AGAIN, True, 2),
+        (POOL_WIDENED, "%r : Tensor = aten::relu(%p)", True, 2),
+        (POOL_WIDENED, "%r : Tensor = aten::to(%p, %bf16, %no, %no, %none)", True, 1),
+        (POOL_WIDENED, "%r : Tensor = aten::to(%p, %bf16, %no, %yes, %none)", True, 3),
+        (POOL_WIDENED, AGAIN, True, 2),
         # not of bfloat16 for sure, a copy, or written to
-        (WIDEN.replace("%b", "%x"), "%r : Tensor = aten::relu(%p)", False, 1),
-        (WIDEN.replace("%no, %none", "%yes, %none"), "%r : Tensor = aten::relu(%p)", False, 2),
-        (WIDEN + "; %q : Tensor = aten::relu_(%w)", "%r : Tensor = aten::relu(%p)", False, 2),
-        (WIDEN + "; %q : Tensor = aten::relu_(%b)", "%r : Tensor = aten::relu(%p)", False, 2),
-        (WIDEN, "%r : Tensor = aten::relu_(%p)", False, 2),
+        (POOL_WIDENED.replace("%b", "%x"), "%r : Tensor = aten::relu(%p)", False, 1),
+        (
+            POOL_WIDENED.replace("%no, %none", "%yes, %none"),
+            "%r : Tensor = aten::relu(%p)",
+            False,
+            2,
+        ),
+        (
+            POOL_WIDENED + "; %q : Tensor = aten::relu_(%w)",
+            "%r : Tensor = aten::relu(%p)",
+            False,
+            2,
+        ),
+        (
+            POOL_WIDENED + "; %q : Tensor = aten::relu_(%b)",
+            "%r : Tensor = aten::relu(%p)",
+            False,
+            2,
+        ),
+        (POOL_WIDENED, "%r : Tensor = aten::relu_(%p)", False, 2),
     ],
 )
 def test_drop_casts_behind_pooling(widen: str, rest: str, moved: bool, casts: int) -> None:
     """A trace under autocast widens what it pools in three dimensions."""
-    text = POOLED.replace("WIDEN", widen.replace("; ", "\n  ")).replace("REST", rest)
+    text = POOLED.replace("WIDENED", widen.replace("; ", "\n  ")).replace("REST", rest)
     graph = after("drop_casts", text)
     for pool in graph.findAllNodes("aten::max_pool3d"):
         source = next(pool.inputs()).node()

@@ -323,6 +323,10 @@ def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
     return "strided"
 
 
+# Kernels that read parts of tensors where they lie.
+_TAKE_PARTS = ("llga_attention", "llga_concat", "llga_depthwise_volume")
+
+
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Neither overlaps nor gaps."""
     order = sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1)
@@ -376,7 +380,7 @@ def _conversions(
     at = {g.position: g for g in groups}
     found = []
     for g in groups:
-        takes_gaps = any(p.kind == "attention" for p in g.primitives)
+        takes_gaps = any(p.implementation.startswith(_TAKE_PARTS) for p in g.primitives)
         for value in g.inputs:
             if value.dtype and not takes_gaps and not _is_dense(value.shape, value.stride):
                 found.append(
