@@ -422,8 +422,18 @@ def test_remove_mutation_of_a_slice_of_scores(write: list[str], other: str, pure
             """,
             1,
         ),
+        ("y = q[1, 1, 1] @ k[0, 0].t()\ny[1:] += r[0, 0, 0]\nreturn y.softmax(-1), x + 1", None),
+        (
+            """
+            y = q[:1] @ k[:1].transpose(2, 3)
+            z = (y + r.sum((2, 3), keepdim=True)).softmax(-1) @ v[:1]
+            z[:, :, 1:] += q[:, :, 1:]
+            return z, x + 1
+            """,
+            None,
+        ),
     ],
-    ids=["scores", "result", "middle", "nothing", "sums"],
+    ids=["scores", "result", "middle", "nothing", "sums", "of_a_vector", "larger_mask"],
 )
 def test_sums_with_a_slice_of_attention(code: str, groups: int | None, dtype: torch.dtype) -> None:
     """Attention stays whole, with what is added to a part of its scores as a mask."""

@@ -96,7 +96,8 @@ Value* aboveFactors(Value* value) {
   }
 }
 
-// Query and key, whose product a softmax made `value` of, with sums and casts in between; or none.
+// Query and key, whose product a softmax made `value` of, with casts in between; or none. (A sum
+// may have larger sizes than the product.)
 std::vector<Value*> softenedFrom(Value* value) {
   bool softened = false;
   for (;;) {
@@ -105,9 +106,8 @@ std::vector<Value*> softenedFrom(Value* value) {
       return {aboveFactors(node->input(0)), node->input(1)};
     }
     softened = softened || node->kind() == aten::softmax;
-    const bool passed = node->kind() == aten::softmax || node->kind() == asTargetKind() ||
-                        node->kind() == aten::dropout || isCast(node) ||
-                        (softened && node->kind() == aten::add);
+    const bool passed =
+        node->kind() == aten::softmax || node->kind() == aten::dropout || isCast(node);
     if (!passed) {
       return {};
     }
@@ -200,15 +200,21 @@ bool takeCopy(SliceSum& sum) {
          isSameSlice(sum.copy->input(0), sum.write->input(0));
 }
 
-// Of a product of matrices.
+// Of a product of matrices; a vector is one row, or one column, which the product has not.
 std::vector<int64_t> sizesOf(const std::vector<at::Tensor>& factors) {
   auto sizes = factors.front().sizes().vec();
   std::for_each(factors.begin() + 1, factors.end(), [&](const at::Tensor& factor) {
-    const auto matrix = factor.sizes();
-    const at::IntArrayRef left(sizes);
-    auto all = at::infer_size(left.slice(0, left.size() - 2), matrix.slice(0, matrix.size() - 2));
-    all.insert(all.end(), {left[left.size() - 2], matrix.back()});
-    sizes = std::move(all);
+    const auto batch = [](at::IntArrayRef all) {
+      return all.slice(0, all.size() - std::min<size_t>(all.size(), 2));
+    };
+    auto product = at::infer_size(batch(sizes), batch(factor.sizes()));
+    if (sizes.size() > 1) {
+      product.push_back(sizes.end()[-2]);
+    }
+    if (factor.dim() > 1) {
+      product.push_back(factor.size(-1));
+    }
+    sizes = std::move(product);
   });
   return sizes;
 }
