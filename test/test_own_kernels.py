@@ -152,6 +152,24 @@ def test_bfloat16_grouped_convolution_with_special_values(value: float) -> None:
             assert_same(script(x), m(x))
 
 
+def check_special_values(
+    m: nn.Module, x: Tensor, value: float, places: Sequence[tuple[int, ...]]
+) -> None:
+    """Of the data, each in one of these places, and of the weight of a convolution `m.c`."""
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in places:
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        alone = net("self.c(x)", c=m.c)
+        m.c.weight[(9, 0, *(1,) * (x.dim() - 2))] = value
+        script = to_script(alone, [x])
+        for _ in range(3):
+            assert_same(script(x), alone(x))
+
+
 class Multiplied(NamedTuple):
     """A depthwise convolution: size of the image, results of a channel, and what it does."""
 
@@ -211,18 +229,7 @@ def test_depthwise_convolution_to_more_channels_with_special_values(
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     m = net("F.relu(self.c(x))", c=nn.Conv2d(48, 96, 3, padding=1, groups=48)).eval().to(dtype)
     x = torch.randn(2, 48, 9, 17).to(dtype, memory_format=torch.channels_last)
-    with torch.no_grad():
-        script = to_script(m, [x])
-        for place in ((0, 0, 0, 0), (1, 47, 8, 16), (0, 25, 4, 3)):
-            y = x.clone()
-            y[place] = value
-            for _ in range(3):
-                assert_same(script(y), m(y))
-        alone = net("self.c(x)", c=m.c)
-        m.c.weight[9, 0, 1, 1] = value
-        script = to_script(alone, [x])
-        for _ in range(3):
-            assert_same(script(x), alone(x))
+    check_special_values(m, x, value, [(0, 0, 0, 0), (1, 47, 8, 16), (0, 25, 4, 3)])
 
 
 class Volumes(NamedTuple):
@@ -300,18 +307,7 @@ def test_depthwise_convolution_of_volumes_with_special_values(
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     m = net("F.relu(self.c(x))", c=nn.Conv3d(24, 24, 3, padding=1, groups=24)).eval().to(dtype)
     x = torch.randn(2, 24, 4, 5, 9).to(dtype, memory_format=torch.channels_last_3d)
-    with torch.no_grad():
-        script = to_script(m, [x])
-        for place in ((0, 0, 0, 0, 0), (1, 23, 3, 4, 8), (0, 15, 2, 3, 3)):
-            y = x.clone()
-            y[place] = value
-            for _ in range(3):
-                assert_same(script(y), m(y))
-        alone = net("self.c(x)", c=m.c)
-        m.c.weight[9, 0, 1, 1, 1] = value
-        script = to_script(alone, [x])
-        for _ in range(3):
-            assert_same(script(x), alone(x))
+    check_special_values(m, x, value, [(0, 0, 0, 0, 0), (1, 23, 3, 4, 8), (0, 15, 2, 3, 3)])
 
 
 PARTS = {

@@ -227,6 +227,25 @@ bool isChannelsLast(const Value* value) {
          *strides != c10::TensorType::contiguousStridesOf(*sizes);
 }
 
+// Likewise, but that there may be memory between pixels, and that images may lie anywhere.
+bool holdsPixels(const Value* value) {
+  const auto type = value->type()->cast<c10::TensorType>();
+  const auto sizes = type ? type->sizes().concrete_sizes() : std::nullopt;
+  const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
+  if (!sizes || !strides || sizes->size() < 4 || sizes->size() > 5 || (*sizes)[1] == 1 ||
+      (*strides)[1] != 1) {
+    return false;
+  }
+  auto expected = strides->back();
+  for (size_t i = sizes->size() - 1; i > 1; --i) {
+    if ((*strides)[i] != expected) {
+      return false;
+    }
+    expected *= (*sizes)[i];
+  }
+  return strides->back() >= (*sizes)[1];
+}
+
 // Dimensions of what a group gives, or of a view of it, as they would lie in eager's memory, the
 // outermost first; empty if this is neither, or eager's own.
 std::vector<int64_t> orderInEager(const Value* value) {
@@ -297,25 +316,6 @@ std::vector<int64_t> orderInEager(const Value* value) {
     dim = places[dim];
   }
   return order;
-}
-
-// Likewise, but that there may be memory between pixels, and that images may lie anywhere.
-bool holdsPixels(const Value* value) {
-  const auto type = value->type()->cast<c10::TensorType>();
-  const auto sizes = type ? type->sizes().concrete_sizes() : std::nullopt;
-  const auto strides = type ? type->strides().concrete_sizes() : std::nullopt;
-  if (!sizes || !strides || sizes->size() < 4 || sizes->size() > 5 || (*sizes)[1] == 1 ||
-      (*strides)[1] != 1) {
-    return false;
-  }
-  auto expected = strides->back();
-  for (size_t i = sizes->size() - 1; i > 1; --i) {
-    if ((*strides)[i] != expected) {
-      return false;
-    }
-    expected *= (*sizes)[i];
-  }
-  return strides->back() >= (*sizes)[1];
 }
 
 // What is copied to the input `i` of a group to be contiguous, if it is channels last, which groups

@@ -105,9 +105,8 @@ class OwnSteps {
     if (!kernel || !overChannelsLast(inputs[0], result)) {
       return false;
     }
-    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
-    // In the padding, others than finite ones make NaN of zeros.
-    if (findReleasable(weight) || !weight.isfinite().all().item<bool>()) {
+    const auto weight = finiteWeight(inputs[1]);
+    if (!weight.defined()) {
       return false;
     }
     const auto channels = kernel->channels;
@@ -142,9 +141,8 @@ class OwnSteps {
       return false;
     }
     const auto lies = pixelStridesOf(draft_.inputLayout(data.id));
-    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
-    // In the padding, others than finite ones make NaN of zeros.
-    if (!lies || findReleasable(weight) || !weight.isfinite().all().item<bool>()) {
+    const auto weight = finiteWeight(inputs[1]);
+    if (!lies || !weight.defined()) {
       return false;
     }
     kernel->image_stride = lies->image;
@@ -210,9 +208,8 @@ class OwnSteps {
     if (!found || !takesImages(ops, inputs[0], result) || !mayAdd(found->addend, result)) {
       return false;
     }
-    const auto weight = draft_.constantTensor(inputs[1].id).contiguous();
-    // In the padding, the others make NaN of zeros.
-    if (findReleasable(weight) || !weight.isfinite().all().item<bool>()) {
+    const auto weight = finiteWeight(inputs[1]);
+    if (!weight.defined()) {
       return false;
     }
     const auto& kernel = found->kernel;
@@ -346,6 +343,13 @@ class OwnSteps {
   // window) by outputs.
   static at::Tensor matrixOf(const at::Tensor& weight) {
     return (weight.dim() == 4 ? weight.permute({0, 2, 3, 1}) : weight).flatten(1).t();
+  }
+
+  // A constant weight, if all its numbers are finite, of which others make NaN of the padding's
+  // zeros, and its memory stays; else an undefined tensor.
+  at::Tensor finiteWeight(const Operand& operand) const {
+    const auto weight = draft_.constantTensor(operand.id).contiguous();
+    return findReleasable(weight) || !weight.isfinite().all().item<bool>() ? at::Tensor() : weight;
   }
 
   // A constant, as dense numbers of float32.
