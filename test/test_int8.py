@@ -26,6 +26,7 @@ from util import (
     has_matrix_units,
     has_own_kernels,
     has_quantized_kernels,
+    has_vnni,
     onednn_version,
     to_script,
 )
@@ -357,7 +358,7 @@ ATTENDED: dict[str, tuple[Any, ...]] = {  # batch, heads, lengths, sizes, mask, 
 @pytest.mark.parametrize("out", [False, True], ids=["float", "8bit"])
 @pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8], ids=["quint8", "qint8"])
 @pytest.mark.parametrize("case", ATTENDED)
-@pytest.mark.skipif(not has_quantized_kernels(), reason="attention of 8 bits needs VNNI")
+@pytest.mark.skipif(not has_vnni(), reason="attention of 8 bits needs VNNI")
 def test_attention_of_8_bits(case: str, dtype: torch.dtype, out: bool) -> None:
     """One group with what dequantizes before it and quantizes behind. Exponentials are multiplied
     as 16 bits, which is an error of 2^-17 for each: 3e-5 of the largest value, at random."""
@@ -374,7 +375,7 @@ def test_attention_of_8_bits(case: str, dtype: torch.dtype, out: bool) -> None:
         assert group["aten::quantize_per_tensor"] == int(out)
 
 
-@pytest.mark.skipif(not has_quantized_kernels(), reason="attention of 8 bits needs VNNI")
+@pytest.mark.skipif(not has_vnni(), reason="attention of 8 bits needs VNNI")
 def test_attention_of_8_bits_by_own_kernel() -> None:
     m = Attended(torch.quint8, (128, 120, 130), True)
     inputs = attended_inputs(2, (2, 2), (96, 96), (32, 32))
@@ -382,7 +383,7 @@ def test_attention_of_8_bits_by_own_kernel() -> None:
     assert "llga_attention:avx512_vnni" in str(llga_fuser.report(script, *inputs))
 
 
-@pytest.mark.skipif(not has_quantized_kernels(), reason="attention of 8 bits needs VNNI")
+@pytest.mark.skipif(not has_vnni(), reason="attention of 8 bits needs VNNI")
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_attention_of_8_bits_with_a_mask_that_is_not_finite(number: float) -> None:
     """The query that meets it has NaN as its result, and no other one."""

@@ -23,7 +23,7 @@ from llga_fuser import QuantizationConfig, _models
 from llga_fuser._quantize.functions import quantize_per_tensor
 from llga_fuser._quantize.observers import PairedMinMaxObserver, PairedPerChannelMinMaxObserver
 from llga_fuser._quantize.windows import take_windows_apart
-from util import fused_graph, has_quantized_kernels, restored
+from util import fused_graph, has_vnni, restored
 
 IMAGE = (2, 8, 8, 8)
 FLOWS = ("fx", "export")
@@ -517,7 +517,7 @@ def test_layers_of_gpt2_are_fused() -> None:
             y = torch.randn(*size, 16)
             assert sqnr(fast(y), net(y)) > 20
         report = llga_fuser.report(fast, x)
-    if has_quantized_kernels():
+    if has_vnni():
         names = [g.name for g in report.groups]
         layer = "dequantize+dequantize+linear"
         assert names.count(f"{layer}+add") == 2

@@ -462,9 +462,14 @@ def has_narrow_products() -> bool:
     return has_matrix_units() or isa in {"avx512_core_bf16", "avx512_core_fp16"}
 
 
-def has_quantized_kernels() -> bool:
-    """Whether the fuser's own products are for 8 bit too: with VNNI."""
+def has_vnni() -> bool:
+    """Whether there are AVX-512's instructions for sums of 8-bit products, and oneDNN uses them."""
     return has_narrow_products() or llga_fuser._C.runtime_info()["isa"] == "avx512_core_vnni"
+
+
+def has_quantized_kernels() -> bool:
+    """Whether the fuser's own products are for 8 bit too."""
+    return has_vnni() or llga_fuser._C.runtime_info()["isa"] == "avx2"
 
 
 def has_own_attention(dtype: torch.dtype) -> bool:

@@ -220,6 +220,13 @@ bool usesAvx512Vnni() {
   return uses;
 }
 
+bool usesAvx2WithoutVnni() {
+  static const bool uses = dnnl::get_effective_cpu_isa() == dnnl::cpu_isa::avx2 &&
+                           __builtin_cpu_supports("avx2") != 0 &&
+                           __builtin_cpu_supports("fma") != 0;
+  return uses;
+}
+
 bool usesAvx512Bf16() {
   static const bool uses = [] {
     switch (dnnl::get_effective_cpu_isa()) {

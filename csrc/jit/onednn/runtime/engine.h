@@ -33,6 +33,9 @@ bool usesAvx512();
 // Whether that includes AVX-512's instructions for 8-bit integers.
 bool usesAvx512Vnni();
 
+// Whether it uses AVX2, and FMA, and has no better instructions for 8-bit integers.
+bool usesAvx2WithoutVnni();
+
 // Whether that includes AVX-512's instructions for bfloat16.
 bool usesAvx512Bf16();
 

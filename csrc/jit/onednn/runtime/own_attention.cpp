@@ -14,7 +14,6 @@
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_kernels.h"
-#include "jit/onednn/runtime/quantized_linear.h"
 
 namespace llga {
 namespace {
@@ -820,7 +819,7 @@ AttentionOperands attentionOperands(const Node* attention) {
     return isPerTensor(dequantizeParams(dequantize)) &&
            dequantize->owningBlock() == attention->owningBlock() && operand->uses().size() == 1;
   };
-  if (!QuantizedLinear::hasKernels() || !isQuantized(query) || !isQuantized(key) ||
+  if (!usesAvx512Vnni() || !isQuantized(query) || !isQuantized(key) ||
       !isQuantized(value)) {
     return operands;
   }

@@ -659,9 +659,12 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   const auto outputs = weight.size(0);
   const auto result = found.result_scale.value_or(Scale{});
   const auto zero_point = static_cast<double>(result.zero_point);
-  const bool curved = found.function != Function::none && found.result_scale;
+  const bool curved = found.function != Function::none && found.result_scale &&
+                      QuantizedLinear::kernels().curves;
+  // Without a curve a function is one of real numbers.
+  const bool rounds = found.result_scale && (curved || found.function == Function::none);
   // The sum and all that is added to it are of these units.
-  const auto unit = curved ? pieceOf(found.function) : found.result_scale ? result.scale : 1.0;
+  const auto unit = curved ? pieceOf(found.function) : rounds ? result.scale : 1.0;
   // Of a transposed convolution, each place of the window has the same ones.
   const auto ofOutputs = [&](const at::Tensor& numbers) {
     return numbers.repeat({outputs / numbers.numel()});
@@ -671,7 +674,7 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
                               : at::zeros({outputs}, at::kDouble);
   shift =
       shift - found.addend_scale.scale / unit * static_cast<double>(found.addend_scale.zero_point);
-  if (found.result_scale) {
+  if (rounds) {
     shift = shift + (curved ? kMiddle : zero_point);
   }
   scale = scale.to(at::kFloat);
@@ -680,9 +683,12 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   auto& rescale = sums.rescale;
   rescale.addend_scale = static_cast<float>(found.addend_scale.scale / unit);
   rescale.function = found.function;
+  rescale.result_scale = static_cast<float>(1 / result.scale);
+  rescale.result_shift = static_cast<float>(zero_point);
   const auto curve = curved ? curveOf(found.function, result) : at::zeros({1});
   const bool finite = scale.isfinite().all().item<bool>() && shift.isfinite().all().item<bool>() &&
-                      curve.isfinite().all().item<bool>() && std::isfinite(rescale.addend_scale);
+                      curve.isfinite().all().item<bool>() && std::isfinite(rescale.addend_scale) &&
+                      std::isfinite(rescale.result_scale);
   if (!finite) {
     return std::nullopt;
   }

@@ -19,6 +19,9 @@ using quantized::kWidth;
 
 const quantized::Kernels& kernels() { return QuantizedLinear::kernels(); }
 
+// Bytes of a number of the depthwise convolution's weight.
+int64_t depthwiseItem() { return kTogether / kernels().rows_together; }
+
 // Computes what one thread takes, block of rows by block of rows; up to `rows` of the result at
 // once.
 class Worker {
@@ -141,26 +144,24 @@ class Worker {
       }
       return;
     }
-    auto rescale = b_.sums[0].rescale;
-    rescale.start += channel;
-    rescale.scale += channel;
-    rescale.shift += channel;
-    kernels().multiply(
-        {(last - first) * b_.size[1], b_.inputs, channels, data_.source + from * b_.inputs,
-         b_.inputs, data_.weights[0] + channel * b_.inputs, rescale, nullptr, chunk, 0, places_});
+    kernels().multiply({(last - first) * b_.size[1], b_.inputs, channels,
+                        data_.source + from * b_.inputs, b_.inputs,
+                        data_.weights[0] + channel * b_.inputs,
+                        quantized::fromOutput(b_.sums[0].rescale, channel), nullptr, chunk, 0,
+                        places_});
   }
 
   // Row `y` of the result.
   void depthwise(int64_t y, uint8_t* chunk, int64_t channel, int64_t channels, uint8_t* to,
                  int64_t stride) const {
-    const auto rows = at::round_up(b_.window, kTogether);
-    auto rescale = b_.sums[1].rescale;
-    rescale.start += channel;
-    rescale.scale += channel;
-    rescale.shift += channel;
-    quantized::Row row{{},       b_.result_size[1],
-                       channels, data_.weights[1] + channel * rows * b_.window,
-                       rescale,  to,
+    const auto rows = at::round_up(b_.window, kernels().rows_together);
+    const auto bytes = rows * b_.window * depthwiseItem();  // of the weight of a channel
+    quantized::Row row{{},
+                       b_.result_size[1],
+                       channels,
+                       data_.weights[1] + channel * bytes,
+                       quantized::fromOutput(b_.sums[1].rescale, channel),
+                       to,
                        stride};
     for (int64_t k = 0; k < b_.window; ++k) {
       const auto under = y * b_.stride - b_.padding + k;
@@ -183,9 +184,12 @@ class Worker {
 at::Tensor depthwiseWeight(const at::Tensor& weight) {
   const auto channels = at::round_up(weight.size(0), kWidth);
   const auto window = weight.size(1);
-  const auto rows = at::round_up(window, kTogether);
+  const auto together = kernels().rows_together;
+  const auto width = kWidth / depthwiseItem();
+  const auto rows = at::round_up(window, together);
   return at::constant_pad_nd(weight, {0, 0, 0, rows - window, 0, channels - weight.size(0)})
-      .view({channels / kWidth, kWidth, rows / kTogether, kTogether, window})
+      .to(depthwiseItem() == 1 ? at::kChar : at::kShort)
+      .view({channels / width, width, rows / together, together, window})
       .permute({0, 2, 4, 1, 3});
 }
 

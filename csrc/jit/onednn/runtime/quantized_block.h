@@ -47,7 +47,8 @@ struct QuantizedBlock {
 
   // Whether there is a kernel for this processor and these numbers. All below needs one.
   bool isSupported() const;
-  // The 8-bit weight of a convolution in the order in which the kernels read it.
+  // The 8-bit weight of a convolution in the order in which the kernels read it; that of a
+  // depthwise one maybe in 16 bit.
   static at::Tensor ordered(size_t convolution, const at::Tensor& weight);
   void run(const Data& data) const;
 };

@@ -5,8 +5,9 @@
 //   real number = scale * (number - zero point)
 //
 // Between the two convolutions of a block a pixel's channels lie in pieces of up to 64 bytes, which
-// is what a register holds, and in an order that costs no instruction to make or to read: the byte
-// 16*l + 4*v + i of a piece is its channel 16*v + 4*l + i.
+// is what a register of AVX-512 holds, and in an order that costs no instruction to make or to read:
+// there the byte 16*l + 4*v + i of a piece is its channel 16*v + 4*l + i; with AVX2 it is channel by
+// channel.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace llga::quantized {
 
-constexpr int64_t kWidth = 16;    // sums of a register
+constexpr int64_t kWidth = 16;    // sums of a register, or of two
 constexpr int64_t kPiece = 64;    // bytes of a piece
 constexpr int64_t kVectors = 4;   // registers of sums that make a piece
 constexpr int64_t kTogether = 4;  // products that one instruction adds to a sum
@@ -43,6 +44,9 @@ struct Rescale {
   float addend_scale;  // of an addend in 8 bit
   Function function;
   const float* curve;  // the function's, to numbers of the result, if that is of 8 bit
+  // Without a curve: of the function's value, to numbers of the result.
+  float result_scale;
+  float result_shift;
   // Of the result: the greatest before it is rounded and after, the least after.
   float highest;
   uint8_t highest_rounded;
@@ -88,7 +92,9 @@ struct Row {
   const uint8_t* source[kMostRows];  // pieces under the window of the first pixel, row by row
   int64_t pixels;
   int64_t channels;
-  const int8_t* weight;  // (16 channels, 4 rows, column, channel of the 16, row of the 4)
+  // (channels, rows, column, channel of those, row of those), rows that are summed at once and as
+  // many channels as a register of sums has: 16 and 4, of 8 bit, or 8 and 2, of 16 bit.
+  const void* weight;
   Rescale rescale;
   uint8_t* result;
   int64_t result_stride;  // from pixel to pixel
@@ -97,6 +103,8 @@ struct Row {
 // What there is for one instruction set.
 struct Kernels {
   const char* name;
+  int64_t rows_together;  // of a depthwise convolution's window, summed at once: 4 or 2
+  bool curves;            // whether functions are computed by their curves
   void (*multiply)(const ProductOf<uint8_t>& product);
   void (*multiplyToFloat)(const ProductOf<float>& product);
   // For windows of 3 x 3 or 5 x 5, with stride 1 or 2; nullptr for others.
@@ -110,6 +118,7 @@ struct Kernels {
   void (*multiplyBandToFloat)(const ProductOf<float>& product, const amx::Band& band);
 };
 
+extern const Kernels avx2;  // and FMA
 extern const Kernels avx512_vnni;
 extern const Kernels amx;  // and AVX-512's for what is no product
 

@@ -31,10 +31,15 @@ at::Tensor QuantizedSums::padded(const at::Tensor& numbers) {
 }
 
 const quantized::Kernels& QuantizedLinear::kernels() {
-  return usesAmx() ? quantized::amx : quantized::avx512_vnni;
+  return usesAmx()          ? quantized::amx
+         : usesAvx512Vnni() ? quantized::avx512_vnni
+                            : quantized::avx2;
 }
 
-bool QuantizedLinear::hasKernels() { return usesAvx512Vnni(); }
+bool QuantizedLinear::hasKernels() {
+  static const bool has = usesAvx512Vnni() || usesAvx2WithoutVnni();
+  return has;
+}
 
 bool QuantizedLinear::isSupported() const { return hasKernels() && inputs % kTogether == 0; }
 

@@ -1,0 +1,397 @@
+// Compiled for AVX2 and FMA.
+//
+// There is no instruction for sums of four products in 32 bit: two products of 8 bit are added in
+// 16 bit, which cuts off what does not fit. Where weights leave room for that (graph_helper.cpp sees
+// to it) nothing is cut off. Under a window neighbours are of one channel, and are given no such
+// room: numbers of 16 bit are multiplied there.
+#include "jit/onednn/runtime/simd_avx2.h"
+
+#include "jit/onednn/runtime/activations.h"
+#include "jit/onednn/runtime/quantized_blocks.h"
+
+namespace llga::quantized {
+namespace {
+
+constexpr int64_t kHalf = 8;  // sums of a register, or of one half of what others have in one
+constexpr int kHalves = 2;
+
+LLGA_VECTOR_INLINE __m256i load(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+
+LLGA_VECTOR_INLINE __m128i loadHalf(const void* from) {
+  return _mm_loadl_epi64(static_cast<const __m128i*>(from));
+}
+
+// The first `count` of a register's bytes.
+LLGA_VECTOR_INLINE void storeBytes(uint8_t* to, __m128i bytes, int64_t count) {
+  if (count >= kWidth) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    return;
+  }
+  if (count >= kHalf) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), bytes);
+    bytes = _mm_srli_si128(bytes, kHalf);
+    to += kHalf;
+    count -= kHalf;
+  }
+  auto rest = static_cast<uint64_t>(_mm_cvtsi128_si64(bytes));
+  constexpr unsigned kBits = 8;
+  for (; count > 0; --count, rest >>= kBits) {
+    *to++ = static_cast<uint8_t>(rest);
+  }
+}
+
+LLGA_VECTOR_INLINE Vector take(const float* from, int64_t count) {
+  return count >= kHalf ? Simd::load(from) : Simd::loadFirst(from, Simd::lanesBefore(count));
+}
+
+LLGA_VECTOR_INLINE Vector take(const uint8_t* from, int64_t count) {
+  uint64_t bytes = 0;
+  if (count >= kHalf) {
+    __builtin_memcpy(&bytes, from, sizeof(bytes));
+  } else {
+    constexpr unsigned kBits = 8;
+    for (auto i = count; i > 0; --i) {
+      bytes = bytes << kBits | from[i - 1];
+    }
+  }
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+}
+
+// What a register of sums, that of the outputs from `o` on, comes to before a function. `addend`:
+// as many numbers, or null; `count`: of those that are there.
+template <typename R>
+LLGA_VECTOR_INLINE Vector scaled(__m256i sum, const Rescale& r, int64_t o, const R* addend,
+                                 int64_t count) {
+  const auto x =
+      _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), Simd::load(r.scale + o), Simd::load(r.shift + o));
+  if (addend == nullptr) {
+    return x;
+  }
+  const auto term = take(addend + o, count - o);
+  return sizeof(R) == sizeof(float)
+             ? x + term
+             : Vector{_mm256_fmadd_ps(term, _mm256_set1_ps(r.addend_scale), x)};
+}
+
+LLGA_VECTOR_INLINE Vector applied(Function function, Vector x) {
+  switch (function) {
+    case Function::hardswish: {
+      const Vector bent =
+          _mm256_min_ps(_mm256_set1_ps(6), _mm256_max_ps(_mm256_setzero_ps(), x + 3.0F));
+      return x * bent * (1.0F / 6);
+    }
+    case Function::silu:
+      return Silu::of(x);
+    case Function::gelu:
+      return Gelu::of(x);
+    case Function::tanh_gelu:
+      return TanhGelu::of(x);
+    case Function::sigmoid:
+      return Sigmoid::of(x);
+    default:
+      return x;
+  }
+}
+
+// Too small numbers become the least integer.
+LLGA_VECTOR_INLINE __m256i rounded(Vector x, const Rescale& r) {
+  return _mm256_cvtps_epi32(_mm256_min_ps(x, _mm256_set1_ps(r.highest)));
+}
+
+// As bytes, one behind the other.
+LLGA_VECTOR_INLINE __m128i packed(__m256i low, __m256i high, const Rescale& r) {
+  constexpr int kInOrder = 0b11'01'10'00;  // of 64 bits, which were packed half by half
+  const auto words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), kInOrder);
+  const auto bytes =
+      _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  return _mm_max_epu8(bytes, _mm_set1_epi8(static_cast<char>(r.lowest)));
+}
+
+template <int halves, bool function>
+LLGA_VECTOR_INLINE void finish(const __m256i (&sums)[halves], const Rescale& r, uint8_t* to,
+                               const uint8_t* addend, int64_t count) {
+  auto integers = _mm256_setzero_si256();
+  __m256i last{};
+#pragma GCC unroll 2
+  for (int h = 0; h < halves; ++h) {
+    auto x = scaled(sums[h], r, h * kHalf, addend, count);
+    if (function) {
+      x = applied(r.function, x) * r.result_scale + r.result_shift;
+    }
+    (h == 0 ? integers : last) = rounded(x, r);
+  }
+  storeBytes(to, packed(integers, last, r), count);
+}
+
+template <int halves, bool function>
+LLGA_VECTOR_INLINE void finish(const __m256i (&sums)[halves], const Rescale& r, float* to,
+                               const float* addend, int64_t count) {
+#pragma GCC unroll 2
+  for (int h = 0; h < halves; ++h) {
+    auto x = scaled(sums[h], r, h * kHalf, addend, count);
+    if (function) {
+      x = applied(r.function, x);
+    }
+    const auto left = count - h * kHalf;
+    if (left >= kHalf) {
+      Simd::store(to + h * kHalf, x);
+    } else {
+      Simd::storeFirst(to + h * kHalf, x, Simd::lanesBefore(left));
+    }
+  }
+}
+
+// Sums that are in memory, with a function behind them: slow anyway.
+template <typename R, int halves>
+[[gnu::noinline]] void finishSlowly(const __m256i (&sums)[halves], const Rescale& r, R* to,
+                                    const R* addend, int64_t count) {
+  finish<halves, true>(sums, r, to, addend, count);
+}
+
+// ------------------------------------------------------------------------------- matrix products
+
+// `tiles` of `rows` rows from `row` on, by `count` outputs from `o` on, at most 8 or 16.
+template <typename R, int rows, int halves>
+void multiply(const ProductOf<R>& p, int64_t row, int64_t tiles, int64_t o, int64_t count) {
+  const auto rescale = fromOutput(p.rescale, o);
+  const auto ones = _mm256_set1_epi16(1);
+  for (; tiles > 0; --tiles, row += rows) {
+    __m256i sums[rows][halves];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < halves; ++h) {
+        sums[r][h] = load(rescale.start + h * kHalf);
+      }
+    }
+    const auto* source = p.source + row * p.source_stride;
+    const auto* weight = p.weight + o * p.inputs;
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < p.inputs; i += kTogether) {
+      __m256i factors[halves];
+#pragma GCC unroll 2
+      for (int h = 0; h < halves; ++h) {
+        factors[h] = load(weight + h * kHalf * kTogether);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+        int four;
+        __builtin_memcpy(&four, source + r * p.source_stride, sizeof(four));
+        const auto numbers = _mm256_set1_epi32(four);
+#pragma GCC unroll 2
+        for (int h = 0; h < halves; ++h) {
+          const auto pairs = _mm256_maddubs_epi16(numbers, factors[h]);
+          sums[r][h] = _mm256_add_epi32(sums[r][h], _mm256_madd_epi16(pairs, ones));
+        }
+      }
+      source += kTogether;
+      weight += kTogether * kWidth;
+    }
+    const auto to = [&](int r) {
+      return p.places != nullptr ? p.result + p.places[row + r] + o
+                                 : p.result + (row + r) * p.result_stride + o;
+    };
+    const auto addend = [&](int r) {
+      return p.addend != nullptr ? p.addend + (row + r) * p.result_stride + o : nullptr;
+    };
+    if (rescale.function != Function::none) {
+      __m256i kept[rows][halves];
+#pragma GCC unroll 16
+      for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+        for (int h = 0; h < halves; ++h) {
+          kept[r][h] = sums[r][h];
+        }
+      }
+#pragma GCC unroll 1
+      for (int r = 0; r < rows; ++r) {
+        finishSlowly(kept[r], rescale, to(r), addend(r), count);
+      }
+      continue;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < halves; ++h) {
+        // Or the compiler keeps sums in memory for all that follows, and so in the loop above.
+        asm("" : "+x"(sums[r][h]));
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      finish<halves, false>(sums[r], rescale, to(r), addend(r), count);
+    }
+  }
+}
+
+template <typename R>
+using Multiply = void (*)(const ProductOf<R>&, int64_t, int64_t, int64_t, int64_t);
+
+template <typename R, int halves, int count, int... rows>
+struct UpTo : UpTo<R, halves, count - 1, count, rows...> {};
+
+template <typename R, int halves, int... rows>
+struct UpTo<R, halves, 0, rows...> {
+  static constexpr Multiply<R> kernels[] = {multiply<R, rows, halves>...};
+};
+
+// Rows that are multiplied at once: sums of all of them are in registers.
+constexpr int64_t kRows[] = {12, 6};
+
+template <typename R>
+void multiplyAll(const ProductOf<R>& p) {
+  for (int64_t o = 0; o < p.outputs; o += kWidth) {
+    const auto count = p.outputs - o;
+    const bool half = count <= kHalf;
+    const auto* kernel = half ? UpTo<R, 1, kRows[0]>::kernels : UpTo<R, kHalves, kRows[1]>::kernels;
+    const auto most = kRows[half ? 0 : 1];
+    const auto tiles = (p.rows + most - 1) / most;  // of nearly the same size
+    const auto size = p.rows / tiles;
+    const auto larger = p.rows % tiles;
+    if (larger > 0) {
+      kernel[size](p, 0, larger, o, count);
+    }
+    kernel[size - 1](p, larger * (size + 1), tiles - larger, o, count);
+  }
+}
+
+// ------------------------------------------------------------------------ depthwise convolutions
+
+constexpr int kPair = 2;  // rows whose products are added at once
+
+// Of 8 channels.
+struct Part {
+  Rescale rescale;
+  const int16_t* weight;
+  int64_t channel;
+  int64_t count;  // of those that are there
+};
+
+// Of two rows' bytes at a pixel, or of one's, those of one channel together, as numbers of 16 bit.
+template <bool two>
+LLGA_VECTOR_INLINE __m256i interleaved(const uint8_t* const* rows, int64_t at) {
+  const auto a = loadHalf(rows[0] + at);
+  if constexpr (two) {
+    return _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, loadHalf(rows[1] + at)));
+  }
+  return _mm256_cvtepu8_epi32(a);
+}
+
+// `pixels` of the result from `x` on.
+template <int window, int stride, int pixels>
+LLGA_VECTOR_INLINE void compute(const Row& row, const Part& part, int64_t x) {
+  constexpr int kPairs = (window + kPair - 1) / kPair;
+  constexpr int kColumns = (pixels - 1) * stride + window;
+  __m256i sums[pixels][1];
+#pragma GCC unroll 8
+  for (int p = 0; p < pixels; ++p) {
+    sums[p][0] = load(part.rescale.start);
+  }
+#pragma GCC unroll 32
+  for (int column = 0; column < kColumns; ++column) {
+    const auto at = (x * stride + column) * kPiece + part.channel;
+    __m256i pairs[kPairs];
+#pragma GCC unroll 3
+    for (int i = 0; i < window / kPair; ++i) {
+      pairs[i] = interleaved<true>(row.source + i * kPair, at);
+    }
+    pairs[kPairs - 1] = interleaved<false>(row.source + window - 1, at);
+#pragma GCC unroll 8
+    for (int p = 0; p < pixels; ++p) {
+      const auto k = column - p * stride;
+      if (k < 0 || k >= window) {
+        continue;
+      }
+#pragma GCC unroll 3
+      for (int i = 0; i < kPairs; ++i) {
+        const auto factors = load(part.weight + (int64_t{i} * window + k) * kHalf * kPair);
+        sums[p][0] = _mm256_add_epi32(sums[p][0], _mm256_madd_epi16(pairs[i], factors));
+      }
+    }
+  }
+  auto* to = row.result + x * row.result_stride + part.channel;
+  if (row.rescale.function != Function::none) {
+    __m256i kept[pixels][1];
+#pragma GCC unroll 8
+    for (int p = 0; p < pixels; ++p) {
+      kept[p][0] = sums[p][0];
+    }
+#pragma GCC unroll 1
+    for (int p = 0; p < pixels; ++p) {
+      finishSlowly(kept[p], part.rescale, to + p * row.result_stride,
+                   static_cast<const uint8_t*>(nullptr), part.count);
+    }
+    return;
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < pixels; ++p) {
+    asm("" : "+x"(sums[p][0]));
+    finish<1, false>(sums[p], part.rescale, to + p * row.result_stride,
+                     static_cast<const uint8_t*>(nullptr), part.count);
+  }
+}
+
+template <int window, int stride>
+void runRow(const Row& row) {
+  static_assert(window % kPair == 1, "the last row has no neighbour");
+  constexpr int kPixels = 6;
+  constexpr int64_t kWeights = (window + 1) * window * kHalf;  // of 8 channels
+  for (int64_t channel = 0; channel < row.channels; channel += kHalf) {
+    const Part part{fromOutput(row.rescale, channel),
+                    static_cast<const int16_t*>(row.weight) + channel / kHalf * kWeights, channel,
+                    row.channels - channel < kHalf ? row.channels - channel : kHalf};
+    int64_t x = 0;
+    for (; x + kPixels <= row.pixels; x += kPixels) {
+      compute<window, stride, kPixels>(row, part, x);
+    }
+    if (x == row.pixels) {
+      continue;
+    }
+    if (row.pixels >= kPixels) {  // some are computed twice
+      compute<window, stride, kPixels>(row, part, row.pixels - kPixels);
+      continue;
+    }
+    for (; x < row.pixels; ++x) {
+      compute<window, stride, 1>(row, part, x);
+    }
+  }
+}
+
+void (*find(int64_t window, int64_t stride))(const Row&) {
+  const bool one = stride == 1;
+  if (!one && stride != 2) {
+    return nullptr;
+  }
+  switch (window) {
+    case 3:
+      return one ? runRow<3, 1> : runRow<3, 2>;
+    case 5:
+      return one ? runRow<5, 1> : runRow<5, 2>;
+    default:
+      return nullptr;
+  }
+}
+
+void toPieces(const uint8_t* source, int64_t stride, int64_t pixels, int64_t channels,
+              uint8_t* pieces) {
+  for (int64_t i = 0; i < pixels; ++i, source += stride, pieces += kPiece) {
+    for (int64_t c = 0; c < channels; c += kWidth) {
+      if (channels - c >= kWidth) {
+        const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + c));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces + c), bytes);
+      } else {
+        __builtin_memcpy(pieces + c, source + c, static_cast<uint64_t>(channels - c));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const Kernels avx2{"avx2", kPair, false, multiplyAll<uint8_t>, multiplyAll<float>, find, toPieces,
+                   nullptr, nullptr};
+
+}  // namespace llga::quantized
