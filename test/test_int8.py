@@ -1058,6 +1058,22 @@ def test_block(case: str) -> None:
         assert len(own) == 1
 
 
+@pytest.mark.parametrize("window", [3, 5])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_depthwise_sums_of_the_largest_products(window: int, sign: int) -> None:
+    """Neighbours under a window are given no room in 16 bit, and need none."""
+    integers = torch.full((24, 1, window, window), sign * 127, dtype=torch.int8)
+    w = torch._make_per_tensor_quantized_tensor(integers, 1e-4, 0)
+
+    class Largest(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.conv2d(qdq(x, 1.0, 0), w.dequantize(), padding=1, groups=24)
+            return qdq(y, 1.0, 0 if sign > 0 else 255)
+
+    x = torch.full((1, 24, 10, 10), 255.0).to(memory_format=torch.channels_last)
+    run(Largest(), (x,), step=1.0)
+
+
 @pytest.mark.parametrize("case", ["plain", "residual", "two", "depthwise"])
 def test_block_of_contiguous_images(case: str) -> None:
     """They are not channels last, and so not for the kernel: oneDNN's, one after the other."""

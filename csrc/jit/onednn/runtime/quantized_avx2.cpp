@@ -102,39 +102,37 @@ LLGA_VECTOR_INLINE __m256i rounded(Vector x, const Rescale& r) {
 }
 
 // As bytes, one behind the other.
-LLGA_VECTOR_INLINE __m128i packed(__m256i low, __m256i high, const Rescale& r) {
-  constexpr int kInOrder = 0b11'01'10'00;  // of 64 bits, which were packed half by half
-  const auto words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), kInOrder);
-  const auto bytes =
-      _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  return _mm_max_epu8(bytes, _mm_set1_epi8(static_cast<char>(r.lowest)));
+LLGA_VECTOR_INLINE __m256i packed(__m256i a, __m256i b, __m256i c, __m256i d, const Rescale& r) {
+  const auto in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packed half by half
+  const auto bytes = _mm256_permutevar8x32_epi32(
+      _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d)), in_order);
+  return _mm256_max_epu8(bytes, _mm256_set1_epi8(static_cast<char>(r.lowest)));
 }
 
-template <int halves, bool function>
-LLGA_VECTOR_INLINE void finish(const __m256i (&sums)[halves], const Rescale& r, uint8_t* to,
-                               const uint8_t* addend, int64_t count) {
-  auto integers = _mm256_setzero_si256();
-  __m256i last{};
+// One row of outputs, a register of sums for 8 of them.
+template <int halves>
+LLGA_VECTOR_INLINE void finishRow(const __m256i (&sums)[halves], const Rescale& r, uint8_t* to,
+                                  const uint8_t* addend, int64_t count) {
+  const auto none = _mm256_setzero_si256();
+  __m256i integers[kHalves] = {none, none};
 #pragma GCC unroll 2
   for (int h = 0; h < halves; ++h) {
     auto x = scaled(sums[h], r, h * kHalf, addend, count);
-    if (function) {
+    if (r.function != Function::none) {
       x = applied(r.function, x) * r.result_scale + r.result_shift;
     }
-    (h == 0 ? integers : last) = rounded(x, r);
+    integers[h] = rounded(x, r);
   }
-  storeBytes(to, packed(integers, last, r), count);
+  const auto bytes = packed(integers[0], integers[1], none, none, r);
+  storeBytes(to, _mm256_castsi256_si128(bytes), count);
 }
 
-template <int halves, bool function>
-LLGA_VECTOR_INLINE void finish(const __m256i (&sums)[halves], const Rescale& r, float* to,
-                               const float* addend, int64_t count) {
+template <int halves>
+LLGA_VECTOR_INLINE void finishRow(const __m256i (&sums)[halves], const Rescale& r, float* to,
+                                  const float* addend, int64_t count) {
 #pragma GCC unroll 2
   for (int h = 0; h < halves; ++h) {
-    auto x = scaled(sums[h], r, h * kHalf, addend, count);
-    if (function) {
-      x = applied(r.function, x);
-    }
+    const auto x = applied(r.function, scaled(sums[h], r, h * kHalf, addend, count));
     const auto left = count - h * kHalf;
     if (left >= kHalf) {
       Simd::store(to + h * kHalf, x);
@@ -144,11 +142,118 @@ LLGA_VECTOR_INLINE void finish(const __m256i (&sums)[halves], const Rescale& r, 
   }
 }
 
-// Sums that are in memory, with a function behind them: slow anyway.
+// Where rows of a result go, and what is added to them.
+template <typename R>
+struct Target {
+  R* result;
+  int64_t stride;         // from row to row
+  const int32_t* places;  // where each of them is; or null
+  const R* addend;        // or null
+
+  LLGA_VECTOR_INLINE R* row(int64_t r) const {
+    return places != nullptr ? result + places[r] : result + r * stride;
+  }
+};
+
+// With an addition, a function or outputs that are not there.
 template <typename R, int halves>
-[[gnu::noinline]] void finishSlowly(const __m256i (&sums)[halves], const Rescale& r, R* to,
-                                    const R* addend, int64_t count) {
-  finish<halves, true>(sums, r, to, addend, count);
+[[gnu::noinline]] void finishSlowly(const __m256i (*sums)[halves], int64_t rows, const Rescale& r,
+                                    const Target<R>& to, int64_t count) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto* addend = to.addend != nullptr ? to.addend + row * to.stride : nullptr;
+    finishRow<halves>(sums[row], r, to.row(row), addend, count);
+  }
+}
+
+// The scales of some registers of outputs.
+template <int halves>
+struct Affine {
+  LLGA_VECTOR_INLINE explicit Affine(const Rescale& r) {
+#pragma GCC unroll 2
+    for (int h = 0; h < halves; ++h) {
+      scale[h] = _mm256_loadu_ps(r.scale + h * kHalf);
+      shift[h] = _mm256_loadu_ps(r.shift + h * kHalf);
+    }
+  }
+
+  LLGA_VECTOR_INLINE __m256 of(__m256i sum, int h) const {
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale[h], shift[h]);
+  }
+
+  __m256 scale[halves];
+  __m256 shift[halves];
+};
+
+template <int rows, int halves>
+LLGA_VECTOR_INLINE void finishFast(const __m256i (&sums)[rows][halves], const Rescale& r,
+                                   const Target<uint8_t>& to) {
+  constexpr int kTogetherRows = 4 / halves;  // that make a register of bytes
+  const Affine<halves> affine(r);
+#pragma GCC unroll 12
+  for (int first = 0; first < rows; first += kTogetherRows) {
+    __m256i integers[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const auto row = first + i / halves;
+      integers[i] = row < rows ? rounded(affine.of(sums[row < rows ? row : 0][i % halves],
+                                                   i % halves), r)
+                               : _mm256_setzero_si256();
+    }
+    const auto bytes = packed(integers[0], integers[1], integers[2], integers[3], r);
+    const __m128i two[] = {_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)};
+#pragma GCC unroll 4
+    for (int i = 0; i < kTogetherRows; ++i) {
+      if (first + i >= rows) {
+        continue;
+      }
+      auto* row = to.row(first + i);
+      if constexpr (halves == kHalves) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(row), two[i]);
+      } else if (i % kHalves == 0) {
+        _mm_storel_pd(reinterpret_cast<double*>(row), _mm_castsi128_pd(two[i / kHalves]));
+      } else {
+        _mm_storeh_pd(reinterpret_cast<double*>(row), _mm_castsi128_pd(two[i / kHalves]));
+      }
+    }
+  }
+}
+
+template <int rows, int halves>
+LLGA_VECTOR_INLINE void finishFast(const __m256i (&sums)[rows][halves], const Rescale& r,
+                                   const Target<float>& to) {
+  const Affine<halves> affine(r);
+#pragma GCC unroll 12
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 2
+    for (int h = 0; h < halves; ++h) {
+      Simd::store(to.row(row) + h * kHalf, affine.of(sums[row][h], h));
+    }
+  }
+}
+
+template <typename R, int rows, int halves>
+LLGA_VECTOR_INLINE void finish(__m256i (&sums)[rows][halves], const Rescale& r, const Target<R>& to,
+                               int64_t count) {
+  if (r.function != Function::none || to.addend != nullptr || count < halves * kHalf) {
+    __m256i kept[rows][halves];  // or the compiler keeps the sums in memory all the time
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 2
+      for (int h = 0; h < halves; ++h) {
+        kept[row][h] = sums[row][h];
+      }
+    }
+    finishSlowly<R, halves>(kept, rows, r, to, count);
+    return;
+  }
+#pragma GCC unroll 12
+  for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 2
+    for (int h = 0; h < halves; ++h) {
+      asm("" : "+x"(sums[row][h]));  // or it does so for this
+    }
+  }
+  finishFast(sums, r, to);
 }
 
 // ------------------------------------------------------------------------------- matrix products
@@ -190,40 +295,13 @@ void multiply(const ProductOf<R>& p, int64_t row, int64_t tiles, int64_t o, int6
       source += kTogether;
       weight += kTogether * kWidth;
     }
-    const auto to = [&](int r) {
-      return p.places != nullptr ? p.result + p.places[row + r] + o
-                                 : p.result + (row + r) * p.result_stride + o;
-    };
-    const auto addend = [&](int r) {
-      return p.addend != nullptr ? p.addend + (row + r) * p.result_stride + o : nullptr;
-    };
-    if (rescale.function != Function::none) {
-      __m256i kept[rows][halves];
-#pragma GCC unroll 16
-      for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-        for (int h = 0; h < halves; ++h) {
-          kept[r][h] = sums[r][h];
-        }
-      }
-#pragma GCC unroll 1
-      for (int r = 0; r < rows; ++r) {
-        finishSlowly(kept[r], rescale, to(r), addend(r), count);
-      }
-      continue;
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 2
-      for (int h = 0; h < halves; ++h) {
-        // Or the compiler keeps sums in memory for all that follows, and so in the loop above.
-        asm("" : "+x"(sums[r][h]));
-      }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-      finish<halves, false>(sums[r], rescale, to(r), addend(r), count);
-    }
+    const auto at = row * p.result_stride + o;
+    const bool apart = p.places != nullptr;
+    finish<R>(sums, rescale,
+              Target<R>{p.result + (apart ? o : at), p.result_stride,
+                        apart ? p.places + row : nullptr,
+                        p.addend != nullptr ? p.addend + at : nullptr},
+              count);
   }
 }
 
@@ -312,26 +390,10 @@ LLGA_VECTOR_INLINE void compute(const Row& row, const Part& part, int64_t x) {
       }
     }
   }
-  auto* to = row.result + x * row.result_stride + part.channel;
-  if (row.rescale.function != Function::none) {
-    __m256i kept[pixels][1];
-#pragma GCC unroll 8
-    for (int p = 0; p < pixels; ++p) {
-      kept[p][0] = sums[p][0];
-    }
-#pragma GCC unroll 1
-    for (int p = 0; p < pixels; ++p) {
-      finishSlowly(kept[p], part.rescale, to + p * row.result_stride,
-                   static_cast<const uint8_t*>(nullptr), part.count);
-    }
-    return;
-  }
-#pragma GCC unroll 8
-  for (int p = 0; p < pixels; ++p) {
-    asm("" : "+x"(sums[p][0]));
-    finish<1, false>(sums[p], part.rescale, to + p * row.result_stride,
-                     static_cast<const uint8_t*>(nullptr), part.count);
-  }
+  finish<uint8_t>(sums, part.rescale,
+                  Target<uint8_t>{row.result + x * row.result_stride + part.channel,
+                                  row.result_stride, nullptr, nullptr},
+                  part.count);
 }
 
 template <int window, int stride>
@@ -391,7 +453,7 @@ void toPieces(const uint8_t* source, int64_t stride, int64_t pixels, int64_t cha
 
 }  // namespace
 
-const Kernels avx2{"avx2", kPair, false, multiplyAll<uint8_t>, multiplyAll<float>, find, toPieces,
-                   nullptr, nullptr};
+const Kernels avx2{"avx2", kPair,    false,   multiplyAll<uint8_t>, multiplyAll<float>,
+                   find,   toPieces, nullptr, nullptr};
 
 }  // namespace llga::quantized
