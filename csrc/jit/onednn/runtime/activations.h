@@ -58,9 +58,11 @@ struct Gelu {
 
 // x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x^3).
 struct TanhGelu {
-  LLGA_VECTOR_INLINE static Vector of(Vector x) {
-    const Vector twice = x * (x * x * 0.0713548163F + 1.59576912F);
-    return x / (1.0F + expOf(-twice));
+  LLGA_VECTOR_INLINE static Vector of(Vector x) { return x / (1.0F + expOf(-twice(x))); }
+
+  // 2 u
+  LLGA_VECTOR_INLINE static Vector twice(Vector x) {
+    return x * (x * x * 0.0713548163F + 1.59576912F);
   }
 };
 

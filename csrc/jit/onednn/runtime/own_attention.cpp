@@ -819,8 +819,7 @@ AttentionOperands attentionOperands(const Node* attention) {
     return isPerTensor(dequantizeParams(dequantize)) &&
            dequantize->owningBlock() == attention->owningBlock() && operand->uses().size() == 1;
   };
-  if (!usesAvx512Vnni() || !isQuantized(query) || !isQuantized(key) ||
-      !isQuantized(value)) {
+  if (!usesAvx512Vnni() || !isQuantized(query) || !isQuantized(key) || !isQuantized(value)) {
     return operands;
   }
   operands.quantized = true;

@@ -659,8 +659,8 @@ std::optional<QuantizedSums> sumsOf(const FoundQuantized& found, const at::Tenso
   const auto outputs = weight.size(0);
   const auto result = found.result_scale.value_or(Scale{});
   const auto zero_point = static_cast<double>(result.zero_point);
-  const bool curved = found.function != Function::none && found.result_scale &&
-                      QuantizedLinear::kernels().curves;
+  const bool curved =
+      found.function != Function::none && found.result_scale && QuantizedLinear::kernels().curves;
   // Without a curve a function is one of real numbers.
   const bool rounds = found.result_scale && (curved || found.function == Function::none);
   // The sum and all that is added to it are of these units.

@@ -181,7 +181,14 @@ void multiplyBand(const ProductOf<R>& p, const amx::Band& band) {
 
 }  // namespace
 
-const Kernels amx{"amx_int8", kTogether, true,     multiplyByTiles<uint8_t>, multiplyByTiles<float>,
-                  find,       toPieces,  multiplyBand<uint8_t>,    multiplyBand<float>};
+const Kernels amx{"amx_int8",
+                  kTogether,
+                  true,
+                  multiplyByTiles<uint8_t>,
+                  multiplyByTiles<float>,
+                  find,
+                  toPieces,
+                  multiplyBand<uint8_t>,
+                  multiplyBand<float>};
 
 }  // namespace llga::quantized

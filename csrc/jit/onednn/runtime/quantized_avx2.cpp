@@ -1,9 +1,9 @@
 // Compiled for AVX2 and FMA.
 //
 // There is no instruction for sums of four products in 32 bit: two products of 8 bit are added in
-// 16 bit, which cuts off what does not fit. Where weights leave room for that (graph_helper.cpp sees
-// to it) nothing is cut off. Under a window neighbours are of one channel, and are given no such
-// room: numbers of 16 bit are multiplied there.
+// 16 bit, which cuts off what does not fit. Where weights leave room for that (graph_helper.cpp
+// sees to it) nothing is cut off. Under a window neighbours are of one channel, and are given no
+// such room: numbers of 16 bit are multiplied there.
 #include "jit/onednn/runtime/simd_avx2.h"
 
 #include "jit/onednn/runtime/activations.h"
@@ -56,8 +56,7 @@ LLGA_VECTOR_INLINE Vector take(const uint8_t* from, int64_t count) {
       bytes = bytes << kBits | from[i - 1];
     }
   }
-  return _mm256_cvtepi32_ps(
-      _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
 }
 
 // What a register of sums, that of the outputs from `o` on, comes to before a function. `addend`:
@@ -76,23 +75,45 @@ LLGA_VECTOR_INLINE Vector scaled(__m256i sum, const Rescale& r, int64_t o, const
              : Vector{_mm256_fmadd_ps(term, _mm256_set1_ps(r.addend_scale), x)};
 }
 
-LLGA_VECTOR_INLINE Vector applied(Function function, Vector x) {
-  switch (function) {
-    case Function::hardswish: {
-      const Vector bent =
-          _mm256_min_ps(_mm256_set1_ps(6), _mm256_max_ps(_mm256_setzero_ps(), x + 3.0F));
-      return x * bent * (1.0F / 6);
-    }
-    case Function::silu:
-      return Silu::of(x);
-    case Function::gelu:
-      return Gelu::of(x);
-    case Function::tanh_gelu:
-      return TanhGelu::of(x);
-    case Function::sigmoid:
-      return Sigmoid::of(x);
-    default:
-      return x;
+// 1 / (1 + exp(-x)), off by 1e-5 of itself: for numbers that are rounded to 8 bit.
+LLGA_VECTOR_INLINE Vector roughSigmoid(Vector x) {
+  constexpr float kMinusLog2OfE = -1.44269504F;
+  constexpr float kMost = 60;  // the power of it is no special number
+  constexpr int kFraction = 23;
+  const auto exponent = _mm256_min_ps(
+      _mm256_max_ps(_mm256_mul_ps(x, _mm256_set1_ps(kMinusLog2OfE)), _mm256_set1_ps(-kMost)),
+      _mm256_set1_ps(kMost));
+  const auto whole = _mm256_cvtps_epi32(exponent);
+  const Vector rest = _mm256_sub_ps(exponent, _mm256_cvtepi32_ps(whole));
+  Vector power = 0.00956052F * rest + 0.05591708F;  // of 2, for -1/2 to 1/2
+  power = power * rest + 0.24024981F;
+  power = power * rest + 0.69312196F;
+  power = power * rest + 0.99999919F;
+  const auto scaled_power =
+      _mm256_add_epi32(_mm256_castps_si256(power), _mm256_slli_epi32(whole, kFraction));
+  const Vector sum = 1.0F + Vector{_mm256_castsi256_ps(scaled_power)};
+  const Vector rough = _mm256_rcp_ps(sum);
+  return rough * (2.0F - sum * rough);
+}
+
+// R: what the result is rounded to.
+template <Function function, typename R>
+LLGA_VECTOR_INLINE Vector applied(Vector x) {
+  constexpr bool kRounded = sizeof(R) == 1;
+  if constexpr (function == Function::hardswish) {
+    const Vector bent =
+        _mm256_min_ps(_mm256_set1_ps(6), _mm256_max_ps(_mm256_setzero_ps(), x + 3.0F));
+    return x * bent * (1.0F / 6);
+  } else if constexpr (function == Function::silu) {
+    return kRounded ? x * roughSigmoid(x) : Silu::of(x);
+  } else if constexpr (function == Function::gelu) {
+    return Gelu::of(x);
+  } else if constexpr (function == Function::tanh_gelu) {
+    return kRounded ? x * roughSigmoid(TanhGelu::twice(x)) : TanhGelu::of(x);
+  } else if constexpr (function == Function::sigmoid) {
+    return kRounded ? roughSigmoid(x) : Sigmoid::of(x);
+  } else {
+    return x;
   }
 }
 
@@ -110,7 +131,7 @@ LLGA_VECTOR_INLINE __m256i packed(__m256i a, __m256i b, __m256i c, __m256i d, co
 }
 
 // One row of outputs, a register of sums for 8 of them.
-template <int halves>
+template <Function function, int halves>
 LLGA_VECTOR_INLINE void finishRow(const __m256i (&sums)[halves], const Rescale& r, uint8_t* to,
                                   const uint8_t* addend, int64_t count) {
   const auto none = _mm256_setzero_si256();
@@ -118,8 +139,8 @@ LLGA_VECTOR_INLINE void finishRow(const __m256i (&sums)[halves], const Rescale& 
 #pragma GCC unroll 2
   for (int h = 0; h < halves; ++h) {
     auto x = scaled(sums[h], r, h * kHalf, addend, count);
-    if (r.function != Function::none) {
-      x = applied(r.function, x) * r.result_scale + r.result_shift;
+    if (function != Function::none) {
+      x = applied<function, uint8_t>(x) * r.result_scale + r.result_shift;
     }
     integers[h] = rounded(x, r);
   }
@@ -127,12 +148,12 @@ LLGA_VECTOR_INLINE void finishRow(const __m256i (&sums)[halves], const Rescale& 
   storeBytes(to, _mm256_castsi256_si128(bytes), count);
 }
 
-template <int halves>
+template <Function function, int halves>
 LLGA_VECTOR_INLINE void finishRow(const __m256i (&sums)[halves], const Rescale& r, float* to,
                                   const float* addend, int64_t count) {
 #pragma GCC unroll 2
   for (int h = 0; h < halves; ++h) {
-    const auto x = applied(r.function, scaled(sums[h], r, h * kHalf, addend, count));
+    const auto x = applied<function, float>(scaled(sums[h], r, h * kHalf, addend, count));
     const auto left = count - h * kHalf;
     if (left >= kHalf) {
       Simd::store(to + h * kHalf, x);
@@ -155,13 +176,32 @@ struct Target {
   }
 };
 
+template <Function function, typename R, int halves>
+[[gnu::noinline]] void finishRows(const __m256i (*sums)[halves], int64_t rows, const Rescale& r,
+                                  const Target<R>& to, int64_t count) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto* addend = to.addend != nullptr ? to.addend + row * to.stride : nullptr;
+    finishRow<function, halves>(sums[row], r, to.row(row), addend, count);
+  }
+}
+
 // With an addition, a function or outputs that are not there.
 template <typename R, int halves>
 [[gnu::noinline]] void finishSlowly(const __m256i (*sums)[halves], int64_t rows, const Rescale& r,
                                     const Target<R>& to, int64_t count) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto* addend = to.addend != nullptr ? to.addend + row * to.stride : nullptr;
-    finishRow<halves>(sums[row], r, to.row(row), addend, count);
+  switch (r.function) {
+    case Function::hardswish:
+      return finishRows<Function::hardswish, R, halves>(sums, rows, r, to, count);
+    case Function::silu:
+      return finishRows<Function::silu, R, halves>(sums, rows, r, to, count);
+    case Function::gelu:
+      return finishRows<Function::gelu, R, halves>(sums, rows, r, to, count);
+    case Function::tanh_gelu:
+      return finishRows<Function::tanh_gelu, R, halves>(sums, rows, r, to, count);
+    case Function::sigmoid:
+      return finishRows<Function::sigmoid, R, halves>(sums, rows, r, to, count);
+    default:
+      return finishRows<Function::none, R, halves>(sums, rows, r, to, count);
   }
 }
 
@@ -195,9 +235,9 @@ LLGA_VECTOR_INLINE void finishFast(const __m256i (&sums)[rows][halves], const Re
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const auto row = first + i / halves;
-      integers[i] = row < rows ? rounded(affine.of(sums[row < rows ? row : 0][i % halves],
-                                                   i % halves), r)
-                               : _mm256_setzero_si256();
+      integers[i] = row < rows
+                        ? rounded(affine.of(sums[row < rows ? row : 0][i % halves], i % halves), r)
+                        : _mm256_setzero_si256();
     }
     const auto bytes = packed(integers[0], integers[1], integers[2], integers[3], r);
     const __m128i two[] = {_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)};
@@ -297,11 +337,11 @@ void multiply(const ProductOf<R>& p, int64_t row, int64_t tiles, int64_t o, int6
     }
     const auto at = row * p.result_stride + o;
     const bool apart = p.places != nullptr;
-    finish<R>(sums, rescale,
-              Target<R>{p.result + (apart ? o : at), p.result_stride,
-                        apart ? p.places + row : nullptr,
-                        p.addend != nullptr ? p.addend + at : nullptr},
-              count);
+    finish<R>(
+        sums, rescale,
+        Target<R>{p.result + (apart ? o : at), p.result_stride, apart ? p.places + row : nullptr,
+                  p.addend != nullptr ? p.addend + at : nullptr},
+        count);
   }
 }
 
@@ -374,7 +414,7 @@ LLGA_VECTOR_INLINE void compute(const Row& row, const Part& part, int64_t x) {
     __m256i pairs[kPairs];
 #pragma GCC unroll 3
     for (int i = 0; i < window / kPair; ++i) {
-      pairs[i] = interleaved<true>(row.source + i * kPair, at);
+      pairs[i] = interleaved<true>(row.source + int64_t{i} * kPair, at);
     }
     pairs[kPairs - 1] = interleaved<false>(row.source + window - 1, at);
 #pragma GCC unroll 8
@@ -400,7 +440,7 @@ template <int window, int stride>
 void runRow(const Row& row) {
   static_assert(window % kPair == 1, "the last row has no neighbour");
   constexpr int kPixels = 6;
-  constexpr int64_t kWeights = (window + 1) * window * kHalf;  // of 8 channels
+  constexpr int64_t kWeights = int64_t{window + 1} * window * kHalf;  // of 8 channels
   for (int64_t channel = 0; channel < row.channels; channel += kHalf) {
     const Part part{fromOutput(row.rescale, channel),
                     static_cast<const int16_t*>(row.weight) + channel / kHalf * kWeights, channel,
@@ -453,7 +493,7 @@ void toPieces(const uint8_t* source, int64_t stride, int64_t pixels, int64_t cha
 
 }  // namespace
 
-const Kernels avx2{"avx2", kPair,    false,   multiplyAll<uint8_t>, multiplyAll<float>,
-                   find,   toPieces, nullptr, nullptr};
+const Kernels avx2{"avx2",   kPair,   false,  multiplyAll<uint8_t>, multiplyAll<float>, find,
+                   toPieces, nullptr, nullptr};
 
 }  // namespace llga::quantized

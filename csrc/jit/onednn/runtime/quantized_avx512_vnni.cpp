@@ -6,7 +6,7 @@
 namespace llga::quantized {
 
 const Kernels avx512_vnni{
-    "avx512_vnni", kTogether, true,    multiplyAll<uint8_t>, multiplyAll<float>, find,
+    "avx512_vnni", kTogether, true,   multiplyAll<uint8_t>, multiplyAll<float>, find,
     toPieces,      nullptr,   nullptr};
 
 }  // namespace llga::quantized

@@ -144,11 +144,10 @@ class Worker {
       }
       return;
     }
-    kernels().multiply({(last - first) * b_.size[1], b_.inputs, channels,
-                        data_.source + from * b_.inputs, b_.inputs,
-                        data_.weights[0] + channel * b_.inputs,
-                        quantized::fromOutput(b_.sums[0].rescale, channel), nullptr, chunk, 0,
-                        places_});
+    kernels().multiply(
+        {(last - first) * b_.size[1], b_.inputs, channels, data_.source + from * b_.inputs,
+         b_.inputs, data_.weights[0] + channel * b_.inputs,
+         quantized::fromOutput(b_.sums[0].rescale, channel), nullptr, chunk, 0, places_});
   }
 
   // Row `y` of the result.

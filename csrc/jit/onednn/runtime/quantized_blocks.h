@@ -5,9 +5,9 @@
 //   real number = scale * (number - zero point)
 //
 // Between the two convolutions of a block a pixel's channels lie in pieces of up to 64 bytes, which
-// is what a register of AVX-512 holds, and in an order that costs no instruction to make or to read:
-// there the byte 16*l + 4*v + i of a piece is its channel 16*v + 4*l + i; with AVX2 it is channel by
-// channel.
+// is what a register of AVX-512 holds, and in an order that costs no instruction to make or to
+// read: there the byte 16*l + 4*v + i of a piece is its channel 16*v + 4*l + i; with AVX2 it is
+// channel by channel.
 #pragma once
 
 #include <cstdint>

@@ -375,8 +375,7 @@ LLGA_VECTOR_INLINE void accumulate(const Row& row, int64_t x, __m512i (&sums)[pi
   constexpr int kRowsLeft = window - first < kTogether ? window - first : int{kTogether};
   constexpr int kSets = (window + int{kTogether} - 1) / kTogether;
   constexpr int kColumns = (pixels - 1) * stride + window;
-  const auto* weight =
-      static_cast<const int8_t*>(row.weight) + first / kTogether * window * kPiece;
+  const auto* weight = static_cast<const int8_t*>(row.weight) + first / kTogether * window * kPiece;
 #pragma GCC unroll 32
   for (int column = 0; column < kColumns; ++column) {
     __m512i four[vectors];

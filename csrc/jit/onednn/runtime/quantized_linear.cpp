@@ -31,9 +31,7 @@ at::Tensor QuantizedSums::padded(const at::Tensor& numbers) {
 }
 
 const quantized::Kernels& QuantizedLinear::kernels() {
-  return usesAmx()          ? quantized::amx
-         : usesAvx512Vnni() ? quantized::avx512_vnni
-                            : quantized::avx2;
+  return usesAmx() ? quantized::amx : usesAvx512Vnni() ? quantized::avx512_vnni : quantized::avx2;
 }
 
 bool QuantizedLinear::hasKernels() {
