@@ -1,5 +1,6 @@
 // Linear layers and pointwise convolutions of 8-bit data, on processors with AVX-512's instructions
-// for them or AMX: for unsigned data and signed weights that are symmetric.
+// for them, AMX, or AVX2 and no better ones: for unsigned data and signed weights that are
+// symmetric.
 //
 // quantized_blocks.h has the arithmetic of one task; here the work is divided.
 #pragma once
