@@ -194,6 +194,13 @@ std::optional<WrittenNorm> normAround(const Node* root, const Facts& facts) {
       found.nodes.push_back(next);
     }
   }
+  // The kernel writes numbers like those it reads: where bfloat16 is computed in float32 from here
+  // on, the cast stays before it.
+  if (found.data != data && divided == data && isNarrow(facts.tensor(found.data)) &&
+      facts.tensor(found.result).dtype == at::kFloat) {
+    found.data = data;
+    found.nodes.erase(found.nodes.begin());
+  }
   return found;
 }
 
