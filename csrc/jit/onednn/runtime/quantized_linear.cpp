@@ -34,10 +34,7 @@ const quantized::Kernels& QuantizedLinear::kernels() {
   return usesAmx() ? quantized::amx : usesAvx512Vnni() ? quantized::avx512_vnni : quantized::avx2;
 }
 
-bool QuantizedLinear::hasKernels() {
-  static const bool has = usesAvx512Vnni() || usesAvx2WithoutVnni();
-  return has;
-}
+bool QuantizedLinear::hasKernels() { return usesAvx512Vnni() || usesAvx2WithoutVnni(); }
 
 bool QuantizedLinear::isSupported() const { return hasKernels() && inputs % kTogether == 0; }
 
