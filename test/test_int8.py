@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -136,6 +137,12 @@ OUTPUTS: dict[str, tuple[float, int, torch.dtype] | None] = {
 }
 
 
+def computing(found: Fused) -> list[Counter[str]]:
+    """The groups, without those that only quantize what comes in."""
+    quantizing = {"prim::Constant", "aten::quantize_per_tensor"}
+    return [group for group in found.groups if not quantizing.issuperset(group)]
+
+
 def run(
     module: nn.Module,
     inputs: tuple[Tensor, ...],
@@ -171,7 +178,7 @@ def run(
     happened = Counter(_C.fallbacks()) - before
     assert fallbacks or not happened, f"ran in the interpreter: {dict(happened)}\n{found}"
     if groups is not None:
-        assert len(found.groups) == groups, str(found)
+        assert len(computing(found)) == groups, str(found)
     for name in inside.split():
         assert any(k.startswith(f"aten::{name}") for k in found.inside), str(found)
         assert not any(k.startswith(f"aten::{name}") for k in found.outside), str(found)
@@ -462,6 +469,55 @@ def test_images_of_few_planes(channels: int) -> None:
     assert any("llga_interleave" in c.text for c in found) == owns, found
 
 
+@pytest.mark.parametrize("scale", [0.25, 0.02])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "size",
+    [(2, 3, 33, 35), (1, 2, 40, 40), (1, 4, 150, 64), (3, 3, 8, 8), (1, 1, 64, 50), (2, 30, 9, 7)],
+    ids=str,
+)
+def test_quantizing_what_comes_in(size: tuple[int, ...], last: bool, scale: float) -> None:
+    """Exactly as PyTorch rounds it, NaN and infinities included."""
+    one = torch.eye(size[1]).reshape(size[1], size[1], 1, 1)
+    w = torch.quantize_per_tensor(one, 1.0, 0, torch.qint8)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(qdq(x, scale, 31), w.dequantize())
+
+    x = torch.randint(-200, 600, size) * (scale / 2)  # half of them between two steps
+    specials = torch.tensor([math.inf, -math.inf, math.nan])
+    x = x.to(memory_format=torch.channels_last) if last else x
+    with torch.no_grad():
+        expected = Module()(x)
+        script = to_script(Module(), (x,))
+        for _ in range(3):
+            torch.testing.assert_close(script(x), expected, rtol=1e-6, atol=0)
+        found = kernels(script, x)
+        x[0, 0, 0, :3], x[-1, -1, -1, -3:] = specials, specials
+        torch.testing.assert_close(script(x), Module()(x), rtol=1e-6, atol=0)
+    assert ("llga_quantize" in found) == has_own_kernels(), found
+
+
+def test_quantizing_what_others_read() -> None:
+    """What is handed out keeps the order that eager gives it."""
+    w = weight(8, 3, 3, 3)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            q = torch.quantize_per_tensor(x, 0.02, 128, torch.quint8)
+            return q, F.conv2d(q.dequantize(), w.dequantize())
+
+    x = torch.randn(1, 3, 40, 40)
+    with torch.no_grad():
+        expected, _ = Module()(x)
+        script = to_script(Module(), (x,))
+        for _ in range(3):
+            q, _ = script(x)
+            assert q.stride() == expected.stride() and q.q_scale() == expected.q_scale()
+            assert torch.equal(q.int_repr(), expected.int_repr())
+
+
 def test_residual_blocks_stay_in_8_bits() -> None:
     module, x = Residual().eval(), torch.randn(2, 3, 16, 16)
     with torch.no_grad():
@@ -473,7 +529,8 @@ def test_residual_blocks_stay_in_8_bits() -> None:
     report = llga_fuser.report(script, x).to_dict()
     types = [o["dtype"] for g in report["groups"] for o in g["outputs"]]
     assert types[:-1] and set(types[:-1]) == {"quint8"}, types
-    assert report["summary"]["groups"] == 7, report["summary"]  # 5 convolutions, pool, linear
+    # The input is quantized; 5 convolutions, pool, linear.
+    assert report["summary"]["groups"] == 8, report["summary"]
 
 
 def test_groups_run_in_dnnl_graph() -> None:
@@ -531,7 +588,7 @@ def test_results_are_quantized_tensors() -> None:
             assert torch.equal(positive, torch.relu(q).dequantize())
             assert int((q.int_repr().int() - eq.int_repr().int()).abs().max()) <= 1
         found = fused_graph(script, x)
-    assert len(found.groups) == 1, str(found)
+    assert len(computing(found)) == 1, str(found)
     copied = copy.deepcopy(q)
     assert copied.q_scale() == q.q_scale() and (q.dequantize() + 1).shape == q.shape
 
@@ -718,8 +775,9 @@ def test_results_are_moved_in_8_bits(name: str) -> None:
             y = F.linear(qdq(x, 0.02, 100), self.w.dequantize())
             return torch.quantize_per_tensor(move(y), 0.3, 90, torch.quint8)
 
-    found = run(Lifted(), (torch.randn(shape),), step=0.3, inside="linear")
-    assert found.outside["aten::quantize_per_tensor"] == 1, str(found)  # that of the input
+    found = run(Lifted(), (torch.randn(shape),), step=0.3, inside="linear quantize")
+    (group,) = computing(found)
+    assert group["aten::quantize_per_tensor"] == 1, str(found)
 
 
 def test_both_operands_are_one_value() -> None:
@@ -1711,7 +1769,7 @@ def test_parts_stay_in_channels_last() -> None:
         script = to_script(Parts(), (x,))
         found = llga_fuser.report(script, x, rounds=1)
     inside = found.groups[:-1]
-    assert len(inside) == 3
+    assert len(inside) == 4  # the first one quantizes the input
     outputs = [value for group in inside for value in group.outputs]
     assert {(v.dtype, v.layout) for v in outputs} == {("quint8", "channels last")}, str(found)
     assert ("llga_concat" in kernels(script, x)) == has_own_kernels()

@@ -344,7 +344,7 @@ void FusionKernel::runUnobserved(Stack& stack) {
   const auto inputs = torch::jit::last(stack, input_count_);
   if (!c10::GradMode::is_enabled() || !wantsGradient(inputs)) {
     const auto plan = find(environment(), inputs);
-    if (plan && !holdsNonFinite(inputs)) {
+    if (plan && (plan->takes_non_finite || !holdsNonFinite(inputs))) {
       try {
         plan->execute(stack, input_count_);
         hits_.fetch_add(1, std::memory_order_relaxed);

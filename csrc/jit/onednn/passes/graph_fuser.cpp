@@ -84,6 +84,13 @@ bool joinsGroups(const Proposal& proposal, const Nodes& kept) {
   return reads && read;
 }
 
+// A lone quantization that groups read, as that of a network's input, or of what they compute: in
+// whatever layout that has.
+bool quantizesForGroups(const Proposal& proposal, const Nodes& kept) {
+  const auto& nodes = proposal.nodes;
+  return nodes.size() == 1 && isQuantize(nodes[0]) && isReadBy(kept, nodes[0]->output());
+}
+
 // oneDNN would compute such a partition in its first call and never again.
 std::vector<Proposal> dropConstant(std::vector<Proposal> proposals) {
   std::erase_if(proposals, [](const Proposal& proposal) {
@@ -138,7 +145,7 @@ std::vector<Proposal> dropUnprofitable(std::vector<Proposal> proposals) {
       return false;
     }
     const bool views_only = proposal.elementwise + proposal.casts == 0;
-    if (!views_only && joinsGroups(proposal, kept)) {
+    if (!views_only && (joinsGroups(proposal, kept) || quantizesForGroups(proposal, kept))) {
       return false;
     }
     for (auto* node : proposal.nodes) {

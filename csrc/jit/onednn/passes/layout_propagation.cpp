@@ -23,6 +23,7 @@
 #include "jit/onednn/passes/known_shapes.h"
 #include "jit/onednn/passes/padded.h"
 #include "jit/onednn/passes/passes.h"
+#include "jit/onednn/quantization.h"
 
 namespace llga {
 namespace {
@@ -185,7 +186,22 @@ bool makesView(const Node* node) {
   }
 }
 
+// What a group makes this of that quantizes and does nothing else: in the same order. Null for any
+// other value.
+const Value* quantizedFrom(const Value* value) {
+  const auto* group = value->node();
+  if (!isFusionGroup(group) || group->inputs().size() != 1 ||
+      !group->hasAttribute(torch::jit::attr::Subgraph)) {
+    return nullptr;
+  }
+  const auto* op = soleComputation(*group->g(torch::jit::attr::Subgraph));
+  return op != nullptr && isQuantize(op) ? group->input(0) : nullptr;
+}
+
 bool mayLieAnyhow(const Value* value);
+
+// Whether it is in whatever layout a group chose.
+bool isFree(const Value* value) { return isFusionGroup(value->node()) && mayLieAnyhow(value); }
 
 bool allMayLieAnyhow(at::ArrayRef<const Value*> views) {
   return std::all_of(views.begin(), views.end(),
@@ -193,7 +209,12 @@ bool allMayLieAnyhow(at::ArrayRef<const Value*> views) {
 }
 
 // Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
+// Not what is quantized in the order that a caller, or an op outside, gave it: TorchScript notes no
+// types there, and what lies anyhow is told from a type, or contiguous in eager.
 bool mayLieAnyhow(const Value* value) {
+  if (const auto* from = quantizedFrom(value); from != nullptr && !isFree(from)) {
+    return false;
+  }
   bool read = false;
   for (const auto& use : value->uses()) {
     const auto* user = use.user;
@@ -212,6 +233,9 @@ bool mayLieAnyhow(const Value* value) {
 }
 
 bool isChannelsLast(const Value* value) {
+  if (const auto* from = quantizedFrom(value)) {
+    return isChannelsLast(from);
+  }
   const auto type = value->type()->cast<c10::TensorType>();
   if (!type) {
     return false;
@@ -393,8 +417,7 @@ void mark(Node* group) {
   auto viewed = group->is(viewedOrderAttr());
   for (size_t i = 0; i < viewed.size(); ++i) {
     const auto* input = group->input(i);
-    const bool free = isFusionGroup(input->node()) && mayLieAnyhow(input);
-    owned.push_back(!free ? 0 : isChannelsLast(input) ? 2 : 1);
+    owned.push_back(!isFree(input) ? 0 : isChannelsLast(input) ? 2 : 1);
     if (viewed[i] == 0 && makesView(input->node())) {
       viewed[i] = encodedOrder(orderInEager(input));
     }

@@ -585,6 +585,21 @@ std::optional<FoundQuantizedSum> quantizedSum(const LoweredGraph& graph) {
   return found;
 }
 
+std::optional<FoundQuantization> quantization(const LoweredGraph& graph) {
+  if (!ownKernelsAnywhere() || graph.ops.size() != 1 || graph.ops[0].kind() != OpKind::Quantize) {
+    return std::nullopt;
+  }
+  const auto& op = graph.ops[0];
+  const auto& data = op.inputs()[0];
+  const auto to = unsignedScale(op);
+  if (!to || !data.sizes || data.dtype != at::kFloat) {
+    return std::nullopt;
+  }
+  // As PyTorch computes it: of what is halfway, a quotient may fall to the other side.
+  return FoundQuantization{1 / static_cast<float>(to->scale), static_cast<float>(to->zero_point),
+                           data, op.outputs()[0]};
+}
+
 std::optional<FoundQuantizedExcitation> quantizedExcitation(const LoweredGraph& graph) {
   if (!ownsQuantizedProducts()) {
     return std::nullopt;

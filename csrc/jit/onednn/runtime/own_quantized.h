@@ -107,6 +107,15 @@ struct FoundQuantizedSum {
 };
 std::optional<FoundQuantizedSum> quantizedSum(const LoweredGraph& graph);
 
+// A group that quantizes float32 numbers, and nothing else; nothing for others.
+struct FoundQuantization {
+  float scale;  // times a number, plus
+  float zero_point;
+  Operand data;
+  Operand result;
+};
+std::optional<FoundQuantization> quantization(const LoweredGraph& graph);
+
 // A partition that is a max pooling of images, which have to be channels last, with the same scale
 // before it and behind; nothing for others.
 struct FoundQuantizedMaxPool {

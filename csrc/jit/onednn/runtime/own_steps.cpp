@@ -1557,6 +1557,40 @@ class OwnSteps {
     return true;
   }
 
+  // A group that quantizes float32 numbers and does nothing else, in the order of its data. False
+  // for any other group.
+  bool quantization() {
+    const auto found = llga::quantization(draft_.lowered);
+    if (!found || !draft_.knownSlot(found->data.id) ||
+        draft_.group_outputs.count(found->result.id) == 0) {
+      return false;
+    }
+    const auto layout = draft_.inputLayout(found->data.id);
+    const auto strides = layout.get_strides();
+    const auto count = c10::multiply_integers(layout.get_dims());
+    if (layout.get_mem_size() != static_cast<size_t>(count) * sizeof(float) ||
+        !draft_.mayHaveStrides(found->result.id, strides)) {
+      return false;
+    }
+    Plan::Step step;
+    bindData(step, found->data);
+    draft_.addResult(step,
+                     strided(found->result.id, found->result.dtype, layout.get_dims(), strides));
+    step.kernel = {[count, scale = found->scale, zero = found->zero_point](auto from, auto to) {
+                     const auto* numbers = static_cast<const float*>(from[0]);
+                     auto* result = static_cast<uint8_t*>(to[0]);
+                     constexpr int64_t kForOne = 1 << 13;
+                     at::parallel_for(0, count, kForOne, [&](int64_t first, int64_t last) {
+                       vector_loops::kernels().toBytes(numbers + first, last - first, scale, zero,
+                                                       result + first);
+                     });
+                   },
+                   "reorder", "llga_quantize"};
+    draft_.plan->steps.push_back(std::move(step));
+    draft_.plan->takes_non_finite = true;
+    return true;
+  }
+
   // A mean over the pixels of channels-last images in 8 bit. False for any other partition.
   bool quantizedMean(const Ops& ops) {
     const auto found = llga::quantizedMean(ops, draft_.lowered);
@@ -1785,7 +1819,8 @@ bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.productAndMore() || steps.roundedLayerNorm() || steps.concatAffine() ||
          steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
-         steps.quantizedExcitation() || steps.quantizedSum() || steps.wholeActivation();
+         steps.quantizedExcitation() || steps.quantizedSum() || steps.quantization() ||
+         steps.wholeActivation();
 }
 
 void addCopiesWithoutGaps(PlanDraft& draft) {

@@ -72,6 +72,7 @@ class Plan {
   KeptArguments kept;  // of all steps
   std::vector<OutputSpec> outputs;
   std::vector<size_t> temporary_bytes;
+  bool takes_non_finite = false;        // NaN and infinities become what they do in eager
   Division division = Division::usual;  // as it was requested
   std::vector<Part> parts;              // if asked for
   // Constants by Slot index: packed weights, or plain tensors used as they are.

@@ -20,7 +20,7 @@ LLGA_VECTOR_INLINE Vector loadVector(const uint8_t* from) {
 #endif
 }
 
-// Cut off at 0 and 255, and rounded to the nearest, of two to the even one; NaN becomes any number.
+// Cut off at 0 and 255, and rounded to the nearest, of two to the even one; NaN becomes 255.
 LLGA_VECTOR_INLINE Bytes bytesOf(Vector x) {
   constexpr float kMost = 255;
 #if LLGA_VECTOR_WIDTH == 16

@@ -123,7 +123,7 @@ struct Kernels {
   // to[i] = the greatest of from[.][i], of which there is one at least
   void (*maxOfBytes)(const uint8_t* const* from, int64_t count, int64_t bytes, uint8_t* to);
 
-  // to[i] = from[i] * scale + shift, in 8 bit.
+  // to[i] = from[i] * scale + shift, in 8 bit: as PyTorch quantizes; NaN becomes 255.
   void (*toBytes)(const float* from, int64_t count, float scale, float shift, uint8_t* to);
 
   // to[i] = the sum of a[i] and b[i]; `to` may be either.
