@@ -86,8 +86,10 @@ def counted(fn: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 @pytest.fixture
 def speed_check() -> Iterator[None]:
     before = llga_fuser._C.check_speed(True)
+    assumed = llga_fuser._C.assume_contention(False)  # by other tests at the same time
     yield
     llga_fuser._C.check_speed(before)
+    llga_fuser._C.assume_contention(assumed)
 
 
 # ------------------------------------------------------------------------------------- executors
@@ -717,8 +719,8 @@ def largest_of_tokens(x: Tensor) -> Tensor:
     return x.amax((0, 2))
 
 
-def slow_in_onednn() -> tuple[Any, Tensor]:
-    x = torch.randn(8, 197, 768)
+def slow_in_onednn(tokens: int = 197) -> tuple[Any, Tensor]:
+    x = torch.randn(8, tokens, 768)
     return warmed(torch.jit.trace(largest_of_tokens, x), x), x
 
 
@@ -805,6 +807,25 @@ def test_what_stays_too_slow_is_measured_less_and_less_often() -> None:
         assert seconds < 60
         # Ten times as long, but for noise.
         assert seconds_until_measured(2 * seconds) >= 2 * seconds
+
+
+@pytest.mark.usefixtures("speed_check")
+def test_what_is_compiled_under_load_is_checked_again() -> None:
+    """Then nothing is known of its speed: it is used for a while."""
+    llga_fuser._C.assume_contention(True)
+    script, x = slow_in_onednn(193)  # what is known of others is believed of those like them
+    with torch.no_grad():
+        result, figures = counted(lambda: script(x))
+        assert figures["fallbacks"] == 0
+        assert_same(result, largest_of_tokens(x))
+        llga_fuser._C.assume_contention(False)
+        llga_fuser._C.reset_stats()
+        end = time.perf_counter() + 60
+        while not llga_fuser.cache_info().misses and time.perf_counter() < end:
+            assert_same(script(x), largest_of_tokens(x))
+        assert_same(script(x), largest_of_tokens(x))
+    (reason,) = llga_fuser._C.fallbacks()
+    assert re.fullmatch(r"oneDNN takes \d+ times as long as PyTorch at these sizes", reason)
 
 
 def test_speed_check_can_be_switched_off() -> None:

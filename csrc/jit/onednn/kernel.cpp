@@ -26,6 +26,7 @@
 #include "jit/onednn/runtime/finite.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/speed_check.h"
+#include "jit/onednn/runtime/stopwatch.h"
 #include "jit/onednn/shared_kernel.h"
 
 namespace llga {
@@ -303,7 +304,8 @@ std::shared_ptr<const Plan> FusionKernel::find(const Environment& environment,
   const std::shared_lock lock(mutex_);
   auto use = [](Entry& entry) -> std::shared_ptr<const Plan> {
     entry.last_used.store(__rdtsc(), std::memory_order_relaxed);
-    return entry.plan;  // null while it compiles and where that failed
+    // Null while it compiles and where that failed.
+    return entry.isDue() ? nullptr : entry.plan;
   };
   const auto recent = recent_.load(std::memory_order_relaxed);
   if (recent < entries_.size() && matches(*entries_[recent].entry, environment, inputs)) {
@@ -418,8 +420,9 @@ FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, Array
   const std::unique_lock lock(mutex_);
   for (const auto& [known, entry] : entries_) {
     if (known == hash && matches(*entry, environment, inputs)) {
-      if (entry->state == Entry::State::failed && std::chrono::steady_clock::now() > entry->retry) {
+      if (entry->state != Entry::State::compiling && entry->isDue()) {
         entry->state = Entry::State::compiling;
+        entry->retry = Entry::kNever;
         ours = true;
       }
       return entry;
@@ -471,6 +474,7 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
   std::shared_ptr<const Plan> plan;
   std::string reason;
   std::optional<TooSlow> too_slow;
+  bool doubtful = false;
   // For these inputs; the fallback will raise the same.
   const char* raised_by = "the subgraph raises";
   try {
@@ -481,9 +485,8 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     const WeightsInUse present(weights_);
     const WithoutAutocast none(in_float_);
     RecordedFacts facts;
-    const auto before = std::chrono::steady_clock::now();
-    recordRun(*subgraph_, allAsInEager(inputs), facts);
-    const std::chrono::duration<double> recorded = std::chrono::steady_clock::now() - before;
+    FirstRun first;
+    first.seconds = secondsOf([&] { recordRun(*subgraph_, allAsInEager(inputs), facts); });
     raised_by = "compiling it raises";
     const auto interpret = [&] {
       auto stack = allAsInEager(inputs);
@@ -493,7 +496,9 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     if (autotunes()) {
       request.way_of = chosenWay;
     }
-    plan = compileChecked(request, inputs.vec(), interpret, recorded.count());
+    auto checked = compileChecked(request, inputs.vec(), interpret, first);
+    plan = std::move(checked.plan);
+    doubtful = checked.doubtful;
     if (request.way_of) {
       const auto text = torch::jit::Canonicalize(subgraph_, false)->toString(false);
       plan = fastestPlan(request, text, std::move(plan), inputs.vec(), interpret);
@@ -521,6 +526,9 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
       entry.patience *= kPatience;
       entry.retry = now + (now - start) * entry.patience;
       believe(std::move(*too_slow), entry.retry, entry.patience);
+    } else if (doubtful) {
+      entry.patience *= kPatience;
+      entry.retry = now + (now - start) * entry.patience;
     } else {
       entry.retry = Entry::kNever;
     }

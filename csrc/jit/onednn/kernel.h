@@ -100,10 +100,11 @@ class FusionKernel final : public PlanOwner {
     State state = State::compiling;
     std::shared_ptr<const Plan> plan;
     std::string reason;  // failed
-    // When to try again what failed for speed alone: that may have been another's load.
+    // When to try again what failed for speed alone, or was found fast enough under another's load.
     static constexpr auto kNever = std::chrono::steady_clock::time_point::max();
     std::chrono::steady_clock::time_point retry = kNever;
     int64_t patience = 1;  // how long until then, in times that measuring took
+    bool isDue() const { return retry != kNever && std::chrono::steady_clock::now() > retry; }
     std::atomic<uint64_t> last_used{0};
   };
   using EntryPtr = std::shared_ptr<Entry>;

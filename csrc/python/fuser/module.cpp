@@ -89,6 +89,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("name"), py::arg("graph"));
   m.def("allow_int8_saturation", &llga::allowInt8Saturation, py::arg("allow"));
   m.def("check_speed", &llga::checkSpeed, py::arg("on"));
+  m.def("assume_contention", &llga::assumeContention, py::arg("high"));
   m.def("autotune", &llga::autotune, py::arg("on"));
   py::class_<llga::AutotuneHere>(m, "AutotuneHere").def(py::init<>());
   m.def("autotunes", &llga::autotunes);

@@ -29,6 +29,11 @@ std::atomic<bool>& checking() {
   return on;
 }
 
+std::atomic<std::optional<bool>>& contentionAssumed() {
+  static std::atomic<std::optional<bool>> assumed;
+  return assumed;
+}
+
 // Of the fastest run; ends early with one that takes no longer than `enough`.
 template <typename Run>
 double fastest(const Run& run, double enough) {
@@ -109,11 +114,14 @@ void believe(TooSlow verdict, TooSlow::Time until, int64_t patience) {
 
 bool checkSpeed(bool on) { return checking().exchange(on); }
 
-std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::jit::Stack& inputs,
-                                           const std::function<void()>& run_subgraph,
-                                           double subgraph_seconds) {
+std::optional<bool> assumeContention(std::optional<bool> high) {
+  return contentionAssumed().exchange(high);
+}
+
+CheckedPlan compileChecked(CompileRequest request, const torch::jit::Stack& inputs,
+                           const std::function<void()>& run_subgraph, const FirstRun& first) {
   if (!checking()) {
-    return compilePlan(request);
+    return {compilePlan(request)};
   }
   if (auto& verdicts = Verdicts::instance(); !verdicts.empty()) {
     if (auto known = verdicts.find(textOf(request, inputs))) {
@@ -132,34 +140,37 @@ std::shared_ptr<const Plan> compileChecked(CompileRequest request, const torch::
   const auto once = secondsOf([&] { run(*plan); });
   const bool products = hasProduct(*request.subgraph);
   if (once < (products ? kWorthALook : kWithoutProducts)) {
-    return plan;
+    return {plan};
+  }
+  if (contentionAssumed().load().value_or(first.contention.isHigh())) {
+    return {plan, /*doubtful=*/true};
   }
   // What either took may be mostly that it ran for the first time.
-  auto known = subgraph_seconds;
+  auto known = first.seconds;
   if (products && once < kSlow * known) {
-    return plan;
+    return {plan};
   }
   for (int i = 0; i < 3; ++i) {
     known = std::min(known, secondsOf(run_subgraph));
   }
   if (once < kSlow * known) {
-    return plan;
+    return {plan};
   }
   auto seconds = fastest([&] { run(*plan); }, kSlow * known);
   if (seconds < kSlow * known) {
-    return plan;
+    return {plan};
   }
   const auto interpreter = fastest(run_subgraph, seconds / kSlow / kSlow);
   const auto limit = kSlow * interpreter;
   seconds = std::min(seconds, fastest([&] { run(*plan); }, limit));
   if (seconds <= limit) {
-    return plan;
+    return {plan};
   }
   request.division = Division::binaries_apart;
   if (auto apart = compilePlan(request); apart->steps.size() > plan->steps.size()) {
     seconds = std::min(seconds, fastest([&] { run(*apart); }, limit));
     if (seconds <= limit) {
-      return apart;
+      return {apart};
     }
   }
   throw TooSlow{{fmt::format("oneDNN takes {:.0f} times as long as PyTorch at these sizes",
