@@ -304,7 +304,7 @@ std::shared_ptr<const Plan> FusionKernel::find(const Environment& environment,
   const std::shared_lock lock(mutex_);
   auto use = [](Entry& entry) -> std::shared_ptr<const Plan> {
     entry.last_used.store(__rdtsc(), std::memory_order_relaxed);
-    // Null while it compiles and where that failed.
+    // Null while it compiles for the first time, and where that failed.
     return entry.isDue() ? nullptr : entry.plan;
   };
   const auto recent = recent_.load(std::memory_order_relaxed);
@@ -522,13 +522,12 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
     if (too_slow && too_slow->until) {
       entry.patience = too_slow->patience;
       entry.retry = *too_slow->until;
-    } else if (too_slow) {
+    } else if (too_slow || doubtful) {
       entry.patience *= kPatience;
       entry.retry = now + (now - start) * entry.patience;
-      believe(std::move(*too_slow), entry.retry, entry.patience);
-    } else if (doubtful) {
-      entry.patience *= kPatience;
-      entry.retry = now + (now - start) * entry.patience;
+      if (too_slow) {
+        believe(std::move(*too_slow), entry.retry, entry.patience);
+      }
     } else {
       entry.retry = Entry::kNever;
     }
