@@ -1486,6 +1486,7 @@ class Excited(NamedTuple):
     size: tuple[int, int, int, int]
     hidden: int
     mean: str = "F.adaptive_avg_pool2d(x, 1)"
+    before: Callable[[Tensor], Tensor] = F.relu
     inner: Callable[[Tensor], Tensor] = F.relu
     gate: Callable[[Tensor], Tensor] = torch.sigmoid
     product: str = "x * s"
@@ -1498,6 +1499,12 @@ class Excited(NamedTuple):
 EXCITED = {
     "plain": Excited((1, 32, 9, 7), 8),
     "mean": Excited((1, 48, 9, 7), 16, mean="x.mean([2, 3], keepdim=True)"),
+    "mean behind a sum": Excited(
+        (1, 48, 9, 7),
+        16,
+        mean="x.mean([2, 3], keepdim=True)",
+        before=lambda y: F.silu(y * y + torch.cat(y.chunk(2, 1)[::-1], 1)),
+    ),
     "hard": Excited((1, 72, 28, 28), 24, gate=F.hardsigmoid, product="s * x"),
     "silu": Excited((1, 96, 56, 56), 4, inner=F.silu),
     "odd": Excited((3, 13, 6, 5), 3),
@@ -1535,7 +1542,7 @@ class QuantizedExcitation(Filled):
     def forward(self, x: Tensor) -> Tensor:
         c = self.case
         x = F.conv2d(qdq(x, 0.02, 3), self.before.dequantize())
-        x = self.rounded(F.relu(x), 0)
+        x = self.rounded(c.before(x), 0)
         s = self.rounded(self.mean(x), 1)
         s = c.inner(F.conv2d(s, self.squeeze.dequantize(), self.biases[0]))
         s = F.conv2d(self.rounded(s, 2), self.excite.dequantize(), self.biases[1])
@@ -1552,7 +1559,9 @@ def test_excitation(case: str) -> None:
     x = (torch.rand(c.size[0], 4, *c.size[2:]) * 4).to(memory_format=torch.channels_last)
     module = QuantizedExcitation(c, x).eval()
     # A mean that lies between two steps moves a gate, and so many numbers a little.
-    found = run(module, (x,), step=2 * module.steps[-1], groups=3 if c.own else None)
+    found = run(
+        module, (x,), step=2 * module.steps[-1], groups=3 if c.own and c.before is F.relu else None
+    )
     if c.own:
         assert found.outside["aten::dequantize"] == 1, str(found)  # of the result
     with torch.no_grad():

@@ -96,19 +96,52 @@ std::pair<Node*, size_t> sourcesOf(Node* picking) {
   return {picking, 1};
 }
 
-// Whether `value` has four dimensions, or three, whatever the inputs are: it comes from a
-// convolution of images by functions of single numbers.
-bool isImage(const Value* value) {
+// Whether a product is a convolution of images.
+bool convolvesImages(const Node* product) {
   constexpr size_t kDims = 2;
-  const auto* node = behind(value)->node();
-  while (isDequantize(node) || isQuantize(node) || isActivation(node)) {
-    node = behind(node->input(0))->node();
-  }
-  if (!isProduct(node) || !node->hasNamedInput("stride")) {
-    return false;
-  }
-  const auto stride = torch::jit::toIValue(node->namedInput("stride"));
+  const auto stride = isProduct(product) && product->hasNamedInput("stride")
+                          ? torch::jit::toIValue(product->namedInput("stride"))
+                          : std::nullopt;
   return stride && stride->isIntList() && stride->toIntList().size() == kDims;
+}
+
+// The values whose number of dimensions the result of `node` has, the largest of them; none where
+// that is not known.
+std::vector<const Value*> haveItsDimensions(const Node* node) {
+  std::vector<const Value*> found;
+  const auto kind = node->kind();
+  if (kind == aten::add || kind == aten::sub || kind == aten::mul) {
+    std::copy_if(node->inputs().begin(), node->inputs().end(), std::back_inserter(found), isTensor);
+  } else if (kind == aten::cat) {
+    const auto parts = node->input(0)->node()->inputs();
+    if (picksNumbers(node) && !parts.empty()) {
+      found.push_back(parts[0]);
+    }
+  } else if (isDequantize(node) || isQuantize(node) || isActivation(node) || isIdentity(node) ||
+             givesParts(node) || splits(node) || picksNumbers(node) || kind == aten::batch_norm) {
+    found.push_back(node->input(0));
+  }
+  return found;
+}
+
+// Whether `value` has four dimensions, or three, whatever the inputs are: it comes from
+// convolutions of images by ops that keep these.
+bool isImage(const Value* value) {
+  std::vector<const Value*> open{value};
+  std::unordered_set<const Value*> seen;
+  while (!open.empty()) {
+    const auto* next = open.back();
+    open.pop_back();
+    if (!seen.insert(next).second || convolvesImages(next->node())) {
+      continue;
+    }
+    const auto sources = haveItsDimensions(next->node());
+    if (sources.empty()) {
+      return false;
+    }
+    open.insert(open.end(), sources.begin(), sources.end());
+  }
+  return true;
 }
 
 // mean(x, [2, 3], keepdim=True) of images.
