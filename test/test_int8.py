@@ -1616,9 +1616,9 @@ def test_functions_are_exact_to_a_step(function: Any, largest: float) -> None:
 class Norms(nn.Module):
     """Batch norms that stay: of one value or of what is concatenated, in float or in 8 bit."""
 
-    def __init__(self, parts: tuple[int, ...], narrow: bool, relu: bool) -> None:
+    def __init__(self, parts: tuple[int, ...], narrow: bool, function: Any) -> None:
         super().__init__()
-        self.narrow, self.relu = narrow, relu
+        self.narrow, self.function = narrow, function
         self.weights = [weight(n, 8, 1, 1) for n in parts]
         self.norm = nn.BatchNorm2d(sum(parts))
         self.last = weight(8, sum(parts), 1, 1)
@@ -1632,16 +1632,20 @@ class Norms(nn.Module):
         if self.narrow:
             parts = [qdq(y, 0.01 * (i + 1), 120 - i) for i, y in enumerate(parts)]
         y = self.norm(parts[0] if len(parts) == 1 else torch.cat(parts, 1))
-        y = qdq(F.relu(y) if self.relu else y, 0.06, 0 if self.relu else 128)
+        y = qdq(self.function(y), 0.06, 0 if self.function is F.relu else 128)
         return qdq(F.conv2d(y, self.last.dequantize()), 0.5, 128)
 
 
-@pytest.mark.parametrize("relu", [True, False])
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize("function", [F.relu, same, F.silu, F.gelu, tanh_gelu, torch.sigmoid])
 @pytest.mark.parametrize("narrow", [True, False], ids=["8bit", "float"])
 @pytest.mark.parametrize("parts", [(32,), (16, 5), (64, 32, 32)], ids=str)
-def test_norm_that_is_rounded(parts: tuple[int, ...], narrow: bool, relu: bool) -> None:
-    """Concatenation, batch norm, ReLU and rounding are one group and one kernel."""
-    module = Norms(parts, narrow, relu).eval()
+def test_norm_that_is_rounded(parts: tuple[int, ...], narrow: bool, function: Any) -> None:
+    """Concatenation, batch norm, an activation and rounding are one group and one kernel."""
+    module = Norms(parts, narrow, function).eval()
     x = (torch.rand(2, 8, 15, 13) * 4).to(memory_format=torch.channels_last)
     # A norm's number that lies between two steps moves a sum by its weight.
     found = run(module, (x,), step=1.5, groups=None)
@@ -1650,6 +1654,106 @@ def test_norm_that_is_rounded(parts: tuple[int, ...], narrow: bool, relu: bool) 
     assert rounded[0]["aten::dequantize"] == (len(parts) if narrow else 0), str(found)
     with torch.no_grad():
         assert ("llga_affine" in kernels(to_script(module, (x,)), x)) == has_own_kernels()
+
+
+class Summed(NamedTuple):
+    """What `a` and `b`, from 8 bit, `c`, of a convolution, and `d`, from outside, all of one size,
+    are made into by code that may use two batch norms, n and o.
+    """
+
+    code: str
+    size: tuple[int, int, int, int] = (2, 24, 9, 7)
+    own: bool = True
+    threads: int = 2
+
+
+SUMMED = {
+    "RepVGG": Summed("F.relu(a + c + n(b))"),
+    "in place": Summed("(a + c).add_(n(b)).relu_()"),
+    "norm first": Summed("F.relu(n(b) + (c + a))"),
+    "two norms": Summed("n(a) + o(b)"),
+    "norm of what is added": Summed("F.relu(a + n(a))"),
+    "SiLU": Summed("F.silu(c + n(b))"),
+    "GELU": Summed("tanh_gelu(a + c + n(b) + c)"),
+    "odd": Summed("F.relu(a + c + n(b))", (1, 13, 31, 17)),
+    "large": Summed("F.relu(a + c + n(b))", (1, 96, 56, 56)),
+    "one thread": Summed("F.relu(a + c + n(b))", (1, 48, 40, 30), threads=1),
+    "wide": Summed("F.relu(a + c + n(b))", (1, 5000, 2, 3)),
+    "one pixel": Summed("F.relu(a + c + n(b))", (3, 24, 1, 1)),
+    "no norm": Summed("F.relu(a + d)"),
+    "no norm, odd": Summed("a + d", (1, 13, 31, 17)),
+    # What stays with oneDNN.
+    "broadcast": Summed("c + n(b.mean((2, 3), keepdim=True).add(b))", own=False),
+    "behind a product": Summed("F.relu(a + c)", own=False),
+    "other factor": Summed("F.relu(torch.add(c, n(b), alpha=2))", own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", SUMMED)
+@pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
+def test_sum_that_is_rounded(case: str, value: float) -> None:
+    """The sum, batch norms of its operands, an activation and rounding are one kernel."""
+    c = SUMMED[case]
+    torch.set_num_threads(c.threads)
+    n, o = nn.BatchNorm2d(c.size[1]), nn.BatchNorm2d(c.size[1])
+    for norm in (n, o):
+        for tensor in (norm.weight, norm.bias, norm.running_mean):
+            nn.init.uniform_(tensor, -1, 1)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    first, second, third = (weight(c.size[1], 8, 1, 1) for _ in range(3))
+    last = torch.quantize_per_tensor(torch.eye(c.size[1])[:8, :, None, None], 1, 0, torch.qint8)
+    compute = eval(
+        f"lambda a, b, c, d, n, o: {c.code}", {"F": F, "torch": torch, "tanh_gelu": tanh_gelu}
+    )
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n, self.o = n, o
+
+        def forward(self, x: Tensor, d: Tensor) -> Tensor:
+            x = qdq(x, 0.02, 3)
+            a = qdq(F.conv2d(x, first.dequantize()), 0.06, 120)
+            b = qdq(F.relu(F.conv2d(x, second.dequantize())), 0.04, 0)
+            y = compute(a, b, F.conv2d(x, third.dequantize()), d, self.n, self.o)
+            return F.conv2d(qdq(y, 0.05, 20), last.dequantize())
+
+    x = torch.rand(c.size[0], 8, *c.size[2:]) * 4
+    d = torch.randn(c.size).to(memory_format=torch.channels_last)
+    x, d = (y.to(memory_format=torch.channels_last) for y in (x, d))
+    module = Module().eval()
+    with torch.no_grad():
+        script = to_script(module, (x, d))
+        for i in range(4):
+            if i == 3:
+                d[0, 3, 0, 0] = value
+            y, expected = script(x, d), module(x, d)
+            # A number that lies between two steps may fall to either side: of the sum, or of an
+            # operand, whose steps are those of 0.06, and 0.04 times what a norm makes of it.
+            assert float((y - expected).abs().max()) <= 0.05 * 3.001
+            assert float(((y - expected).abs() > 0.01).float().mean()) < 0.02
+        found = kernels(script, x, d)
+    assert ("llga_sum" in found) == (c.own and has_own_kernels()), found
+
+
+def test_sum_of_other_sizes() -> None:
+    """An operand that has one number in the place of many: the group is computed by its ops."""
+    norm = nn.BatchNorm2d(24)
+    w, last = weight(24, 8, 1, 1), weight(8, 24, 1, 1)
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            y = self.norm(qdq(F.conv2d(qdq(y, 0.02, 3), w.dequantize()), 0.06, 120))
+            y = F.relu(F.conv2d(qdq(x, 0.02, 3), w.dequantize()) + y)
+            return qdq(F.conv2d(qdq(y, 0.05), last.dequantize()), 0.5, 128)
+
+    x, y = torch.rand(2, 8, 9, 7) * 4, torch.rand(2, 8, 1, 1) * 4
+    run(Module().eval(), (x, y), step=0.5, groups=None)
 
 
 class Shuffled(nn.Module):

@@ -2117,20 +2117,20 @@ BATCH_NORMS = {
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
-@pytest.mark.parametrize("relu", ["", "F.relu"])
+@pytest.mark.parametrize("function", ["", "F.relu", "F.silu"])
 @pytest.mark.parametrize("case", BATCH_NORMS)
-def test_batch_norm_alone(case: str, relu: str, value: float, dtype: torch.dtype) -> None:
+def test_batch_norm_alone(case: str, function: str, value: float, dtype: torch.dtype) -> None:
     """Behind an activation nothing folds it away."""
     size, kind = BATCH_NORMS[case]
     n = kind(size[1])
     randomize(n)
-    m = net(f"y = torch.tanh(x) + x\nreturn {relu}(self.n(y))", n=n).eval()
+    m = net(f"y = torch.tanh(x) + x\nreturn {function}(self.n(y))", n=n).eval()
     x = torch.randn(size)
     if x.dim() > 3:
         last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=last)
     x[0, 3] = value
-    check(m, [x], dtype=dtype, fallbacks=bool(relu))
+    check(m, [x], dtype=dtype, fallbacks=bool(function))
     if fuses(dtype) and value == 1:
         kernels = kernels_of(copy.deepcopy(m).to(dtype), x.to(dtype))
         assert ("llga_affine" in kernels) == has_own_kernels()

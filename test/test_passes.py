@@ -53,6 +53,7 @@ PASSES = [
     "sink_windows",
     "defer_size_check",
     "once_per_sizes",
+    "join_sums",
     "graph_fuser",
     "join_concat",
     "join_depthwise",
@@ -1985,27 +1986,34 @@ graph(%a : Float(1, 2, 4, 4, strides=[32, 1, 8, 2], requires_grad=0, device=cpu)
   %list : Tensor[] = prim::ListConstruct(%a, %b)
   %1 : Float(1, 4, 4, 4, strides=[64, 1, 16, 4], requires_grad=0, device=cpu) = aten::cat(%list, %dim)
   %2 : Float(1, 4, 4, 4, strides=[64, 1, 16, 4], requires_grad=0, device=cpu) = aten::batch_norm(%1, %w, %w, %w, %w, %no, %eps, %eps, %no)
-  %3 : Float(1, 4, 4, 4, strides=[64, 1, 16, 4], requires_grad=0, device=cpu) = aten::relu(%2)
+  %3 : Float(1, 4, 4, 4, strides=[64, 1, 16, 4], requires_grad=0, device=cpu) = aten::FUNCTION(%2)
   return (%3RESULT)
 """  # noqa: E501
 
 
 @pytest.mark.parametrize(
-    ("dim", "result", "groups"),
-    [("1", "", 1), ("2", "", 2), ("1", ", %1", 2)],
-    ids=["joined", "other dimension", "read by others"],
+    ("function", "dim", "result", "groups"),
+    [
+        ("relu", "1", "", 1),
+        ("silu", "1", "", 1),
+        ("relu", "2", "", 2),
+        ("silu", "2", "", 2),
+        ("relu", "1", ", %1", 2),
+        ("silu", "1", ", %2", 2),
+    ],
 )
-def test_join_concat(dim: str, result: str, groups: int) -> None:
-    graph = parsed(OF_PARTS.replace("DIM", dim).replace("RESULT", result))
+def test_join_concat(function: str, dim: str, result: str, groups: int) -> None:
+    code = OF_PARTS.replace("DIM", dim).replace("RESULT", result).replace("FUNCTION", function)
+    graph = parsed(code)
     _C.run_pass("graph_fuser", graph)
-    assert kinds(graph) == ["llga::FusionGroup"] * 2
+    assert kinds(graph) == ["llga::FusionGroup"] * (2 if function == "relu" else 3)
     _C.run_pass("join_concat", graph)
     torch._C._jit_pass_lint(graph)
     assert kinds(graph) == ["llga::FusionGroup"] * groups
     if groups == 1:
         (group,) = (n for n in walk(graph) if n.kind() == "llga::FusionGroup")
         inside = kinds(group.g("Subgraph"))
-        assert inside == ["aten::cat", "aten::batch_norm", "aten::relu"]
+        assert inside == ["aten::cat", "aten::batch_norm", f"aten::{function}"]
 
 
 EXCITATION = """

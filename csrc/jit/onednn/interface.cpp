@@ -66,6 +66,8 @@ const std::vector<PassEntry>& passes() {
       {"once_per_sizes", oncePerSizes,
        "after defer_size_check, which reads sizes as far up as they are the same; before graph_fuser, "
        "whose groups would tear apart what depends on sizes alone"},
+      {"join_sums", joinSums,
+       "right before graph_fuser, which would join a product with a part of the sum"},
       {"graph_fuser", fuseGraph, "the point of it all"},
       {"join_concat", joinConcat,
        "between graph_fuser, whose groups it joins, and layout_propagation, which marks their "

@@ -1,4 +1,4 @@
-// Joins a concatenation with the batch norm that reads it.
+// Joins a concatenation with the batch norm that reads it, and with an activation behind that.
 //
 //   %2 = llga::FusionGroup[Subgraph=<cat>](%a, %b)
 //   %3 = llga::FusionGroup[Subgraph=<batch_norm, relu>](%2)
@@ -42,10 +42,17 @@ bool isConcat(const Node* node) {
          torch::jit::toIValue(operators[0]->namedInput("dim")) == c10::IValue(1);
 }
 
-// A batch norm, and maybe ReLU.
+// Activations that the kernel of a norm applies, beside ReLU, which oneDNN's does as well.
+bool mayFollowNorm(const Node* node) {
+  const auto kind = node->kind();
+  return kind == aten::sigmoid || kind == aten::silu || kind == aten::tanh || kind == aten::gelu;
+}
+
+// A batch norm, and maybe an activation.
 bool areNorm(at::ArrayRef<const Node*> operators) {
   return !operators.empty() && operators.size() <= 2 && operators[0]->kind() == aten::batch_norm &&
-         (operators.size() == 1 || operators[1]->kind() == aten::relu);
+         (operators.size() == 1 || operators[1]->kind() == aten::relu ||
+          mayFollowNorm(operators[1]));
 }
 
 // The concatenation whose only reader is the batch norm that `group` consists of.
@@ -88,37 +95,58 @@ bool isNorm(const Node* node) {
   return areNorm(at::ArrayRef<const Node*>(operators).slice(joined ? 1 : 0));
 }
 
-// The node, or group of one, that alone reads the group's result, and rounds it to 8 bit; or null.
-Node* roundingOf(const Node* group) {
+// The node, or group of one, that alone reads the group's result, and its operator; or nulls.
+std::pair<Node*, const Node*> soleReader(const Node* group) {
   const auto& uses = group->output()->uses();
   if (uses.size() != 1 || uses[0].user->owningBlock() != group->owningBlock()) {
-    return nullptr;
+    return {};
   }
-  const auto* node = uses[0].user;
-  if (isFusionGroup(node)) {
-    node = soleComputation(*node->g(torch::jit::attr::Subgraph));
-  }
-  const auto params = node != nullptr ? quantizeParams(node) : std::nullopt;
-  return params && params->perTensor() ? uses[0].user : nullptr;
+  auto* node = uses[0].user;
+  const auto* op =
+      isFusionGroup(node) ? soleComputation(*node->g(torch::jit::attr::Subgraph)) : node;
+  return op != nullptr ? std::pair<Node*, const Node*>{node, op} : std::pair<Node*, const Node*>{};
 }
 
-// The group, what dequantizes its data if all of that is, and the rounding: each may follow the one
-// before. Empty if there is no rounding.
-std::vector<Node*> roundedNorm(Node* group) {
-  auto* rounding = isNorm(group) ? roundingOf(group) : nullptr;
-  if (rounding == nullptr) {
+// Rounds to 8 bit, with one scale.
+bool isRounding(const Node* node) {
+  const auto params = quantizeParams(node);
+  return params && params->perTensor();
+}
+
+// The group, what dequantizes its data if all of that is and the result is rounded, a group that
+// applies an activation, and the rounding: each may follow the one before. Empty if neither
+// activation nor rounding follow.
+std::vector<Node*> normAndMore(Node* group) {
+  if (!isNorm(group)) {
+    return {};
+  }
+  std::vector<Node*> behind;
+  auto next = soleReader(group);
+  const bool bare =
+      computations(*group->g(torch::jit::attr::Subgraph)).back()->kind() == aten::batch_norm;
+  if (next.first != nullptr && bare && isFusionGroup(next.first) && mayFollowNorm(next.second) &&
+      next.first->outputs().size() == 1) {
+    behind.push_back(next.first);
+    next = soleReader(next.first);
+  }
+  const bool rounded = next.first != nullptr && isRounding(next.second);
+  if (rounded) {
+    behind.push_back(next.first);
+  }
+  if (behind.empty()) {
     return {};
   }
   const auto& inputs = group->inputs();
   std::vector<Node*> nodes;
-  if (std::all_of(inputs.begin(), inputs.end(),
-                  [](const Value* input) { return dequantizedFrom(input) != nullptr; })) {
+  if (rounded && std::all_of(inputs.begin(), inputs.end(), [](const Value* input) {
+        return dequantizedFrom(input) != nullptr;
+      })) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       nodes.push_back(ownDequantize(group, i));
     }
   }
   nodes.push_back(group);
-  nodes.push_back(rounding);
+  nodes.insert(nodes.end(), behind.begin(), behind.end());
   return nodes;
 }
 
@@ -137,7 +165,7 @@ void joinConcat(const GraphPtr& graph) {
   });
   std::vector<std::vector<Node*>> norms;
   for (auto* group : groups) {
-    if (auto norm = roundedNorm(group); !norm.empty()) {
+    if (auto norm = normAndMore(group); !norm.empty()) {
       norms.push_back(std::move(norm));
     }
   }

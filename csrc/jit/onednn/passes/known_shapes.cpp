@@ -104,7 +104,14 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
   }
   const auto* node = value->node();
   if (isFusionGroup(node)) {  // by what is known inside
-    return rank(node->g(torch::jit::attr::Subgraph)->outputs()[value->offset()]);
+    const auto subgraph = node->g(torch::jit::attr::Subgraph);
+    for (size_t i = 0; i < node->inputs().size(); ++i) {
+      outside_.emplace(subgraph->inputs()[i], node->input(i));
+    }
+    return rank(subgraph->outputs()[value->offset()]);
+  }
+  if (const auto outside = outside_.find(value); outside != outside_.end()) {
+    return rank(outside->second);
   }
   if (keepsSizes(node)) {
     return rank(node->input(0));

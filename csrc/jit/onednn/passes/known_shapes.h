@@ -34,6 +34,7 @@ class KnownShapes {
   std::unordered_map<const Value*, std::optional<size_t>> ranks_;
   std::unordered_map<const Value*, std::optional<int64_t>> lasts_;
   std::unordered_map<const Value*, int64_t> assumed_;
+  std::unordered_map<const Value*, const Value*> outside_;  // of what groups call their inputs
 };
 
 }  // namespace llga

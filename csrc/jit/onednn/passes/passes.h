@@ -31,6 +31,7 @@ void prepareBinary(const GraphPtr& graph);
 void sinkWindows(const GraphPtr& graph);
 void deferSizeCheck(const GraphPtr& graph);
 void oncePerSizes(const GraphPtr& graph);
+void joinSums(const GraphPtr& graph);
 void fuseGraph(const GraphPtr& graph);
 void joinConcat(const GraphPtr& graph);
 void joinDepthwise(const GraphPtr& graph);

@@ -1,6 +1,7 @@
-// Concatenation, alone or with batch norm, ReLU and rounding to 8 bit in one pass over memory.
+// Concatenation, alone or with batch norm, an activation and rounding to 8 bit in one pass over
+// memory.
 //
-//   result[p][c] = max(parts[p][c] * scale[c] + shift[c], least)        p: pixels, c: channels
+//   result[p][c] = f(max(parts[p][c] * scale[c] + shift[c], least))     p: pixels, c: channels
 //
 // oneDNN needs two primitives for that, of which the first only copies: a third of DenseNet's time
 // that is not convolution. Alone, it copies channels-last images pixel by pixel, which takes longer
@@ -13,7 +14,10 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
+
+#include "jit/onednn/runtime/activation.h"
 
 namespace llga {
 
@@ -26,6 +30,11 @@ struct ConcatAffine {
   std::vector<float> scale;       // by channel of the result
   std::vector<float> shift;
   float least;  // of the result: minus infinity without ReLU
+  // What is applied to that. Of 8-bit results, which are made of what it gives:
+  // result_scale * f(...) + result_shift. Without one, `scale` and `shift` have these in them.
+  std::optional<Activation> activation = {};
+  float result_scale = 1;
+  float result_shift = 0;
 
   // Dense channels-last memory each; `result` overlaps no part.
   // Needs AVX2 and FMA.
@@ -34,6 +43,8 @@ struct ConcatAffine {
  private:
   template <typename From, typename To, typename AffineRows>
   void runAs(c10::ArrayRef<const void*> parts, To* to, AffineRows affineRows) const;
+  template <typename From, typename AffineRows>
+  void runRounded(c10::ArrayRef<const void*> parts, uint8_t* to, AffineRows affineRows) const;
 };
 
 // Likewise, but that there may be memory between the pixels of a part.

@@ -391,6 +391,24 @@ std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph) {
   return kinds;
 }
 
+std::optional<Activation> activationFrom(const Ops& ops, size_t& i, const Operand& value) {
+  const auto& op = *ops[i];
+  if (op.inputs()[0].id != value.id) {
+    return std::nullopt;
+  }
+  if (const auto parts = tanhGelu(op, ops); !parts.empty()) {
+    i += parts.size() - 1;
+    return Activation::tanh_gelu;
+  }
+  const auto found = activationOf(op.kind());
+  if (found == Activation::sigmoid && i + 1 < ops.size() &&
+      isProductOf(*ops[i + 1], value, op.outputs()[0])) {
+    ++i;
+    return Activation::silu;
+  }
+  return found;
+}
+
 std::vector<ActivationApart> activationsApart(
     const LoweredGraph& graph, const std::unordered_map<size_t, size_t>& group_outputs) {
   constexpr int64_t kMost = int64_t{1} << 21;
@@ -670,25 +688,6 @@ bool isConvolutionOfPlanes(const Ops& ops, const Layout& images) {
     return op->kind() == OpKind::Convolution &&
            beforeConversion(ops, op->inputs()[0].id) == images.get_id();
   });
-}
-
-// The activation of `value` that ops[i] begins; `i` moves on to the last op of it.
-std::optional<Activation> activationFrom(const Ops& ops, size_t& i, const Operand& value) {
-  const auto& op = *ops[i];
-  if (op.inputs()[0].id != value.id) {
-    return std::nullopt;
-  }
-  if (const auto parts = tanhGelu(op, ops); !parts.empty()) {
-    i += parts.size() - 1;
-    return Activation::tanh_gelu;
-  }
-  const auto found = activationOf(op.kind());
-  if (found == Activation::sigmoid && i + 1 < ops.size() &&
-      isProductOf(*ops[i + 1], value, op.outputs()[0])) {
-    ++i;
-    return Activation::silu;
-  }
-  return found;
 }
 
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way) {

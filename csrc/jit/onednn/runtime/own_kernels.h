@@ -70,6 +70,9 @@ struct ActivationApart {
   size_t to;
 };
 
+// The activation of `value` that ops[i] begins; `i` moves on to the last op of it.
+std::optional<Activation> activationFrom(const Ops& ops, size_t& i, const Operand& value);
+
 // Those at the end of the group, which are applied in place: of float32 results that are neither
 // tiny nor too large for the caches. And GELU's tanh form, of bfloat16 too, wherever it is.
 // `group_outputs`: index by value.

@@ -585,6 +585,67 @@ std::optional<FoundQuantizedSum> quantizedSum(const LoweredGraph& graph) {
   return found;
 }
 
+std::optional<FoundAffineSum> affineSum(const LoweredGraph& graph) {
+  using Terms = std::vector<FoundAffineSum::Term>;
+  if (!ownKernelsAnywhere()) {
+    return std::nullopt;
+  }
+  const auto ops = opsOf(graph);
+  std::unordered_map<size_t, Terms> sums;  // by value
+  auto termsOf = [&](const Operand& value) {
+    const auto known = sums.find(value.id);
+    return known != sums.end() ? known->second : Terms{{value, {}, nullptr}};
+  };
+  size_t next = 0;
+  for (; next < ops.size(); ++next) {
+    const auto& op = *ops[next];
+    const auto& inputs = op.inputs();
+    Terms terms;
+    if (op.kind() == OpKind::Dequantize && unsignedScale(op)) {
+      terms.push_back({inputs[0], unsignedScale(op), nullptr});
+    } else if (op.kind() == OpKind::BatchNormInference) {
+      terms = termsOf(inputs[0]);
+      if (terms.size() != 1 || !terms[0].scale || terms[0].norm != nullptr) {
+        return std::nullopt;
+      }
+      terms[0].norm = &op;
+    } else if (op.kind() == OpKind::Add) {
+      terms = termsOf(inputs[0]);
+      const auto others = termsOf(inputs[1]);
+      terms.insert(terms.end(), others.begin(), others.end());
+    } else {
+      break;
+    }
+    sums[op.outputs()[0].id] = std::move(terms);
+  }
+  if (next == 0 || next == ops.size()) {
+    return std::nullopt;
+  }
+  const auto& sum = ops[next - 1]->outputs()[0];
+  FoundAffineSum found;
+  found.terms = termsOf(sum);
+  found.relu = ops[next]->kind() == OpKind::ReLU && ops[next]->inputs()[0].id == sum.id;
+  found.activation = found.relu ? std::nullopt : activationFrom(ops, next, sum);
+  next += found.relu || found.activation ? 1 : 0;
+  const auto& last = ops[next - 1]->outputs()[0];
+  const auto to = next + 1 == ops.size() && ops[next]->kind() == OpKind::Quantize &&
+                          ops[next]->inputs()[0].id == last.id
+                      ? unsignedScale(*ops[next])
+                      : std::nullopt;
+  if (!to) {
+    return std::nullopt;
+  }
+  found.result_scale = *to;
+  found.result = ops[next]->outputs()[0];
+  const bool alike =
+      std::all_of(found.terms.begin(), found.terms.end(), [&](const FoundAffineSum::Term& term) {
+        const auto dtype = term.scale ? at::kQUInt8 : at::kFloat;
+        return term.data.dtype == dtype && term.data.sizes == found.result.sizes;
+      });
+  return found.result.sizes && alike && found.terms.size() > 1 ? std::optional(std::move(found))
+                                                               : std::nullopt;
+}
+
 std::optional<FoundQuantization> quantization(const LoweredGraph& graph) {
   if (!ownKernelsAnywhere() || graph.ops.size() != 1 || graph.ops[0].kind() != OpKind::Quantize) {
     return std::nullopt;

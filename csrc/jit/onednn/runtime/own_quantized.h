@@ -107,6 +107,22 @@ struct FoundQuantizedSum {
 };
 std::optional<FoundQuantizedSum> quantizedSum(const LoweredGraph& graph);
 
+// A group that is a sum of tensors of one size, of float32 or dequantized, these with a batch norm
+// maybe, then maybe an activation, and its rounding; nothing for others.
+struct FoundAffineSum {
+  struct Term {
+    Operand data;
+    std::optional<Scale> scale;  // none: float32
+    const OpSpec* norm = nullptr;
+  };
+  std::vector<Term> terms;
+  bool relu = false;
+  std::optional<Activation> activation;
+  Scale result_scale;
+  Operand result;
+};
+std::optional<FoundAffineSum> affineSum(const LoweredGraph& graph);
+
 // A group that quantizes float32 numbers, and nothing else; nothing for others.
 struct FoundQuantization {
   float scale;  // times a number, plus

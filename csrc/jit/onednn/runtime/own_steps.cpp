@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "jit/onednn/runtime/affine_sum.h"
 #include "jit/onednn/runtime/attention_blocks.h"
 #include "jit/onednn/runtime/channel_shuffle.h"
 #include "jit/onednn/runtime/concat_affine.h"
@@ -602,8 +603,9 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
-  // A group of Concat, BatchNormInference and maybe ReLU, over channels-last images, or of the
-  // latter with Quantize behind them and maybe Dequantize before: one step, by a kernel of our own.
+  // A group of Concat, BatchNormInference and maybe an activation, over channels-last images, or of
+  // the latter with Quantize behind them and maybe Dequantize before: one step, by a kernel of our
+  // own.
   // False if the group or its data is anything else.
   bool concatAffine() {
     const auto found = affineGroup();
@@ -611,9 +613,9 @@ class OwnSteps {
       return false;
     }
     const auto& result = draft_.lowered.ops.back().outputs()[0];
-    const auto strides = channelsLastStrides(*result.sizes);
+    const auto strides = pixelStrides(*result.sizes);
     if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
-        strides.empty() || !draft_.mayHaveStrides(result.id, strides)) {
+        !draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
     const auto integers = [](at::ScalarType type) {
@@ -621,27 +623,34 @@ class OwnSteps {
     };
     const auto dtype = found->parts[0].dtype;
     ConcatAffine kernel{integers(dtype), integers(result.dtype), 1, {}, {}, {}, -HUGE_VALF};
-    if (!scaleAndShift(*found->norm, kernel)) {
+    auto affine = scaleAndShift(*found->norm);
+    if (!affine) {
       return false;
     }
+    std::tie(kernel.scale, kernel.shift) = std::move(*affine);
     Plan::Step step;
     for (const auto& part : found->parts) {
-      if (!draft_.knownSlot(part.id) || part.dtype != dtype ||
-          !isChannelsLast(draft_.inputLayout(part.id), part)) {
+      if (part.dtype != dtype || !bindAs(step, part, pixelStrides(*part.sizes))) {
         return false;
       }
       kernel.channels.push_back((*part.sizes)[1]);
-      bindData(step, part);
     }
+    // What is behind the affine map, and not part of it.
+    const auto rounded = found->to.value_or(Scale{});
+    const auto to = found->activation ? Scale{} : rounded;
     if (found->relu) {
-      kernel.least = static_cast<float>(found->to ? found->to->zero_point : 0);
+      kernel.least = static_cast<float>(to.zero_point);
+    }
+    if (found->activation) {
+      kernel.activation = found->activation;
+      kernel.result_scale = 1 / static_cast<float>(rounded.scale);
+      kernel.result_shift = static_cast<float>(rounded.zero_point);
     }
     for (size_t c = 0, part = 0, end = 0; c < kernel.scale.size(); ++c) {
       while (c == end) {
         end += static_cast<size_t>(kernel.channels[part++]);
       }
       const auto from = found->from.empty() ? Scale{} : found->from[part - 1];
-      const auto to = found->to.value_or(Scale{});
       const auto shift =
           kernel.shift[c] - kernel.scale[c] * from.scale * static_cast<double>(from.zero_point);
       kernel.shift[c] = static_cast<float>(shift / to.scale + static_cast<double>(to.zero_point));
@@ -649,7 +658,7 @@ class OwnSteps {
     }
     kernel.pixels = c10::multiply_integers(*result.sizes) / (*result.sizes)[1];
 
-    addChannelsLastResult(step, result);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
     step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
                    "concat", "llga_affine"};
     draft_.plan->steps.push_back(std::move(step));
@@ -661,14 +670,15 @@ class OwnSteps {
     std::vector<Scale> from;  // of the parts; empty if they are not of 8 bit
     const OpSpec* norm;
     bool relu;
+    std::optional<Activation> activation;
     std::optional<Scale> to;  // of the result, if it is of 8 bit
   };
 
   std::optional<AffineGroup> affineGroup() const {
-    const auto& ops = draft_.lowered.ops;
-    auto next = ops.begin();
+    const auto ops = opsOf(draft_.lowered);
+    size_t next = 0;
     auto take = [&](OpKind kind) {
-      return next != ops.end() && next->kind() == kind ? &*next++ : nullptr;
+      return next < ops.size() && ops[next]->kind() == kind ? ops[next++] : nullptr;
     };
     std::unordered_map<size_t, const OpSpec*> wide;  // what dequantizes a value
     while (const auto* dequantize = take(OpKind::Dequantize)) {
@@ -677,21 +687,24 @@ class OwnSteps {
     const auto* concat = take(OpKind::Concat);
     const auto* norm = take(OpKind::BatchNormInference);
     const bool relu = take(OpKind::ReLU) != nullptr;
+    const auto activation = takeActivation(ops, next, norm);
     const auto* quantize = take(OpKind::Quantize);
     // Nothing of that can be left out of the chain, as each result is read.
-    const bool is = ownKernelsAnywhere() && norm != nullptr && next == ops.end() &&
-                    (concat != nullptr || quantize != nullptr) &&
+    const bool is = ownKernelsAnywhere() && norm != nullptr && next == ops.size() &&
+                    !(relu && activation) &&
+                    (concat != nullptr || quantize != nullptr || activation) &&
                     (concat == nullptr || (concat->get_attr<int64_t>(Attr::axis) == 1 &&
                                            concat->outputs()[0].id == norm->inputs()[0].id)) &&
                     (quantize != nullptr || wide.empty());
     if (!is) {
       return std::nullopt;
     }
-    AffineGroup found{(concat != nullptr ? concat : norm)->inputs(), {}, norm, relu, std::nullopt};
+    AffineGroup found{
+        (concat != nullptr ? concat : norm)->inputs(), {}, norm, relu, activation, {}};
     if (concat == nullptr) {
       found.parts.resize(1);
     }
-    const auto& result = ops.back().outputs()[0];
+    const auto& result = ops.back()->outputs()[0];
     if (quantize != nullptr) {
       found.to = unsignedScale(*quantize);
       if (!found.to) {
@@ -718,6 +731,16 @@ class OwnSteps {
     return found;
   }
 
+  // The activation of what ops[next - 1], `of` or null, gives; `next` moves behind it.
+  static std::optional<Activation> takeActivation(const Ops& ops, size_t& next, const OpSpec* of) {
+    if (of == nullptr || next == ops.size()) {
+      return std::nullopt;
+    }
+    const auto found = activationFrom(ops, next, of->outputs()[0]);
+    next += found ? 1 : 0;
+    return found;
+  }
+
   // A batch norm, and maybe ReLU, of data in which a pixel's channels lie side by side. False for
   // any other partition.
   bool batchNorm(const Ops& ops) {
@@ -729,10 +752,9 @@ class OwnSteps {
     const auto& data = ops[0]->inputs()[0];
     const auto& result = ops.back()->outputs()[0];
     const auto& sizes = *result.sizes;
-    const auto layout = draft_.inputLayout(data.id);
-    const auto strides = canonicalStrides(sizes, pixelStrides(sizes));
-    if (!draft_.knownSlot(data.id) || layout.get_layout_type() != LayoutType::strided ||
-        layout.get_strides() != strides || !draft_.mayHaveStrides(result.id, strides) ||
+    const auto strides = pixelStrides(sizes);
+    Plan::Step step;
+    if (!bindAs(step, data, strides) || !draft_.mayHaveStrides(result.id, strides) ||
         data.dtype != result.dtype || (data.dtype != at::kFloat && data.dtype != at::kBFloat16)) {
       return false;
     }
@@ -743,11 +765,11 @@ class OwnSteps {
                         {},
                         {},
                         relu ? 0.F : -HUGE_VALF};
-    if (!scaleAndShift(*ops[0], kernel)) {
+    auto affine = scaleAndShift(*ops[0]);
+    if (!affine) {
       return false;
     }
-    Plan::Step step;
-    bindData(step, data);
+    std::tie(kernel.scale, kernel.shift) = std::move(*affine);
     draft_.addResult(step, strided(result.id, result.dtype, sizes, strides));
     step.kernel = {[kernel = std::move(kernel)](auto from, auto to) { kernel.run(from, to[0]); },
                    "batch_norm", "llga_affine"};
@@ -1080,7 +1102,7 @@ class OwnSteps {
     std::rotate(moved.begin() + 1, moved.begin() + 2, moved.end());
     auto strides = c10::TensorType::contiguousStridesOf(moved);
     std::rotate(strides.begin() + 1, strides.end() - 1, strides.end());
-    return strides;
+    return canonicalStrides(sizes, strides);
   }
 
   // One step for a group that is attention.
@@ -1523,21 +1545,15 @@ class OwnSteps {
         draft_.group_outputs.count(found->result.id) == 0) {
       return false;
     }
-    const auto layout = draft_.inputLayout(found->operands[0].id);
-    const auto strides = layout.get_strides();
-    for (const auto& operand : found->operands) {
-      const auto lies = draft_.inputLayout(operand.id);  // dense, as all that groups read
-      if (!draft_.knownSlot(operand.id) || lies.get_layout_type() != LayoutType::strided ||
-          lies.get_strides() != strides) {
-        return false;
-      }
-    }
+    const auto strides = draft_.inputLayout(found->operands[0].id).get_strides();
     if (!draft_.mayHaveStrides(found->result.id, strides)) {
       return false;
     }
     Plan::Step step;
     for (const auto& operand : found->operands) {
-      bindData(step, operand);
+      if (!bindAs(step, operand, strides)) {
+        return false;
+      }
     }
     draft_.addResult(step,
                      strided(found->result.id, found->result.dtype, *found->result.sizes, strides));
@@ -1554,6 +1570,73 @@ class OwnSteps {
                    },
                    "binary", "llga_sum"};
     draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // Data that lies in this order, densely as all that groups read; false for other data.
+  bool bindAs(Plan::Step& step, const Operand& data, const Shape& strides) {
+    if (!draft_.knownSlot(data.id)) {
+      return false;
+    }
+    const auto layout = draft_.inputLayout(data.id);
+    const bool is =
+        layout.get_layout_type() == LayoutType::strided && layout.get_strides() == strides;
+    if (is) {
+      bindData(step, data);
+    }
+    return is;
+  }
+
+  // A group that adds up tensors of float32 or 8 bit, these with a batch norm maybe, and rounds the
+  // sum: one step, by a kernel of our own. False for any other group, for tensors that lie in
+  // different orders, and where a norm's channels do not come last.
+  bool affineSum() {
+    const auto found = llga::affineSum(draft_.lowered);
+    if (!found || draft_.group_outputs.size() != 1 ||
+        draft_.group_outputs.count(found->result.id) == 0) {
+      return false;
+    }
+    const auto& sizes = *found->result.sizes;
+    const bool norms = std::any_of(found->terms.begin(), found->terms.end(),
+                                   [](const auto& term) { return term.norm != nullptr; });
+    const auto strides =
+        norms ? pixelStrides(sizes) : draft_.inputLayout(found->terms[0].data.id).get_strides();
+    if (!draft_.mayHaveStrides(found->result.id, strides)) {
+      return false;
+    }
+    constexpr int64_t kAnyColumns = 512;
+    const auto columns = static_cast<size_t>(norms ? sizes[1] : kAnyColumns);
+    AffineSum kernel{.count = c10::multiply_integers(sizes),
+                     .columns = static_cast<int64_t>(columns),
+                     .terms = {},
+                     .least = found->relu ? 0 : -HUGE_VALF,
+                     .activation = found->activation,
+                     .result_scale = 1 / static_cast<float>(found->result_scale.scale),
+                     .result_shift = static_cast<float>(found->result_scale.zero_point)};
+    Plan::Step step;
+    for (const auto& term : found->terms) {
+      auto affine = term.norm != nullptr
+                        ? scaleAndShift(*term.norm)
+                        : std::pair{std::vector<float>(columns, 1), std::vector<float>(columns, 0)};
+      if (!affine || !bindAs(step, term.data, strides)) {
+        return false;
+      }
+      auto& [scale, shift] = *affine;
+      const auto from = term.scale.value_or(Scale{});
+      for (const auto c : c10::irange(columns)) {
+        const auto step_of = scale[c] * from.scale;
+        shift[c] = static_cast<float>(shift[c] - step_of * static_cast<double>(from.zero_point));
+        scale[c] = static_cast<float>(step_of);
+      }
+      kernel.terms.push_back({term.scale.has_value(), std::move(scale), std::move(shift)});
+    }
+    draft_.addResult(step, strided(found->result.id, found->result.dtype, sizes, strides));
+    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) {
+                     kernel.run(from, static_cast<uint8_t*>(to[0]));
+                   },
+                   "binary", "llga_sum"};
+    draft_.plan->steps.push_back(std::move(step));
+    draft_.plan->takes_non_finite = true;
     return true;
   }
 
@@ -1764,13 +1847,15 @@ class OwnSteps {
     return draft_.plan->steps.back().outputs[0];
   }
 
-  // What the batch norm does to each channel; false if its parameters are no constants.
-  bool scaleAndShift(const OpSpec& norm, ConcatAffine& kernel) const {
+  // What the batch norm multiplies each channel with, and what it adds then; nothing if its
+  // parameters are no constants.
+  std::optional<std::pair<std::vector<float>, std::vector<float>>> scaleAndShift(
+      const OpSpec& norm) const {
     std::vector<at::Tensor> parameters;  // weight, bias, mean, variance
     for (size_t i = 1; i <= 4; ++i) {
       const auto id = norm.inputs()[i].id;
       if (!draft_.lowered.operands.at(id).constant) {
-        return false;
+        return std::nullopt;
       }
       parameters.push_back(draft_.constantTensor(id).to(at::kFloat));
     }
@@ -1780,9 +1865,7 @@ class OwnSteps {
       return std::vector<float>(data, data + dense.numel());
     };
     const auto scale = parameters[0] / (parameters[3] + norm.get_attr<float>(Attr::epsilon)).sqrt();
-    kernel.scale = numbers(scale);
-    kernel.shift = numbers(parameters[1] - parameters[2] * scale);
-    return true;
+    return std::pair{numbers(scale), numbers(parameters[1] - parameters[2] * scale)};
   }
 
  private:
@@ -1819,8 +1902,8 @@ bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.productAndMore() || steps.roundedLayerNorm() || steps.concatAffine() ||
          steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
-         steps.quantizedExcitation() || steps.quantizedSum() || steps.quantization() ||
-         steps.wholeActivation();
+         steps.quantizedExcitation() || steps.quantizedSum() || steps.affineSum() ||
+         steps.quantization() || steps.wholeActivation();
 }
 
 void addCopiesWithoutGaps(PlanDraft& draft) {

@@ -119,6 +119,11 @@ struct Kernels {
                          float* to);
   void (*affineRowsOfBytes)(const uint8_t* from, uint8_t* to, const Affine& affine);
   void (*affineRowsToBytes)(const float* from, uint8_t* to, const Affine& affine);
+  void (*affineRowsFromBytes)(const uint8_t* from, float* to, const Affine& affine);
+
+  // to[.][c] = max(to[.][c] + from[.][c] * scale[c] + shift[c], least); NaN stays NaN.
+  void (*addAffineRows)(const float* from, float* to, const Affine& affine);
+  void (*addAffineRowsOfBytes)(const uint8_t* from, float* to, const Affine& affine);
 
   // to[i] = the greatest of from[.][i], of which there is one at least
   void (*maxOfBytes)(const uint8_t* const* from, int64_t count, int64_t bytes, uint8_t* to);

@@ -327,8 +327,9 @@ void scaleRows(const T* from, int64_t rows, int64_t columns, const float* factor
   });
 }
 
-template <typename From, typename To>
-void affineRows(const From* from, To* to, const Affine& affine) {
+// `add`: to what is there.
+template <typename From, typename To, bool add>
+void affineRowsTo(const From* from, To* to, const Affine& affine) {
   const Vector least = Vector{} + affine.least;
   forBands<2>(affine.columns, [&]<int64_t n>(int64_t c, int64_t first) {
     Vector scale[n];
@@ -337,11 +338,26 @@ void affineRows(const From* from, To* to, const Affine& affine) {
       scale[v] = loadUpTo(affine.scale + c + v * kWidth, first);
       shift[v] = loadUpTo(affine.shift + c + v * kWidth, first);
     }
+    const To* before = to + c;
     mapBand<n>(from + c, to + c, affine, first, [&](Vector x, int64_t v) {
-      const Vector line = x * scale[v] + shift[v];
+      Vector line = x * scale[v] + shift[v];
+      if constexpr (add) {
+        line += loadUpTo(before + v * kWidth, first);
+        before += v == n - 1 ? affine.stride : 0;
+      }
       return line < least ? least : line;
     });
   });
+}
+
+template <typename From, typename To>
+void affineRows(const From* from, To* to, const Affine& affine) {
+  affineRowsTo<From, To, false>(from, to, affine);
+}
+
+template <typename From>
+void addAffineRows(const From* from, float* to, const Affine& affine) {
+  affineRowsTo<From, float, true>(from, to, affine);
 }
 
 void toBytes(const float* from, int64_t count, float scale, float shift, uint8_t* to) {
@@ -585,6 +601,9 @@ constexpr Kernels kKernels{kFunctions<float>,
                            sumRows<uint8_t>,
                            affineRows<uint8_t, uint8_t>,
                            affineRows<float, uint8_t>,
+                           affineRows<uint8_t, float>,
+                           addAffineRows<float>,
+                           addAffineRows<uint8_t>,
                            maxOfBytes,
                            toBytes,
                            sumOfBytes,
