@@ -1720,7 +1720,7 @@ def test_sum_that_is_rounded(case: str, value: float) -> None:
             return F.conv2d(qdq(y, 0.05, 20), last.dequantize())
 
     x = torch.rand(c.size[0], 8, *c.size[2:]) * 4
-    d = torch.randn(c.size).to(memory_format=torch.channels_last)
+    d = torch.randn(c.size)
     x, d = (y.to(memory_format=torch.channels_last) for y in (x, d))
     module = Module().eval()
     with torch.no_grad():

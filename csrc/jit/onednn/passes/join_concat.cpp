@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "jit/onednn/ir.h"
+#include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
 #include "jit/onednn/quantization.h"
 
@@ -42,17 +43,11 @@ bool isConcat(const Node* node) {
          torch::jit::toIValue(operators[0]->namedInput("dim")) == c10::IValue(1);
 }
 
-// Activations that the kernel of a norm applies, beside ReLU, which oneDNN's does as well.
-bool mayFollowNorm(const Node* node) {
-  const auto kind = node->kind();
-  return kind == aten::sigmoid || kind == aten::silu || kind == aten::tanh || kind == aten::gelu;
-}
-
 // A batch norm, and maybe an activation.
 bool areNorm(at::ArrayRef<const Node*> operators) {
   return !operators.empty() && operators.size() <= 2 && operators[0]->kind() == aten::batch_norm &&
          (operators.size() == 1 || operators[1]->kind() == aten::relu ||
-          mayFollowNorm(operators[1]));
+          isSmoothActivation(operators[1]));
 }
 
 // The concatenation whose only reader is the batch norm that `group` consists of.
@@ -95,22 +90,31 @@ bool isNorm(const Node* node) {
   return areNorm(at::ArrayRef<const Node*>(operators).slice(joined ? 1 : 0));
 }
 
-// The node, or group of one, that alone reads the group's result, and its operator; or nulls.
-std::pair<Node*, const Node*> soleReader(const Node* group) {
+// The node that alone reads the group's result; or null.
+Node* soleReader(const Node* group) {
   const auto& uses = group->output()->uses();
-  if (uses.size() != 1 || uses[0].user->owningBlock() != group->owningBlock()) {
-    return {};
-  }
-  auto* node = uses[0].user;
-  const auto* op =
-      isFusionGroup(node) ? soleComputation(*node->g(torch::jit::attr::Subgraph)) : node;
-  return op != nullptr ? std::pair<Node*, const Node*>{node, op} : std::pair<Node*, const Node*>{};
+  return uses.size() == 1 && uses[0].user->owningBlock() == group->owningBlock() ? uses[0].user
+                                                                                 : nullptr;
 }
 
-// Rounds to 8 bit, with one scale.
+// The node, or the only operator of a group.
+const Node* operatorOf(const Node* node) {
+  return node != nullptr && isFusionGroup(node)
+             ? soleComputation(*node->g(torch::jit::attr::Subgraph))
+             : node;
+}
+
+// Whether a node, or a group, only rounds to 8 bit, with one scale.
 bool isRounding(const Node* node) {
-  const auto params = quantizeParams(node);
+  const auto* op = operatorOf(node);
+  const auto params = op != nullptr ? quantizeParams(op) : std::nullopt;
   return params && params->perTensor();
+}
+
+// Whether a group only applies an activation that the kernel of a norm applies as well.
+bool appliesActivation(const Node* node) {
+  const auto* op = operatorOf(node);
+  return op != nullptr && op != node && isSmoothActivation(op) && node->outputs().size() == 1;
 }
 
 // The group, what dequantizes its data if all of that is and the result is rounded, a group that
@@ -121,17 +125,16 @@ std::vector<Node*> normAndMore(Node* group) {
     return {};
   }
   std::vector<Node*> behind;
-  auto next = soleReader(group);
+  auto* next = soleReader(group);
   const bool bare =
       computations(*group->g(torch::jit::attr::Subgraph)).back()->kind() == aten::batch_norm;
-  if (next.first != nullptr && bare && isFusionGroup(next.first) && mayFollowNorm(next.second) &&
-      next.first->outputs().size() == 1) {
-    behind.push_back(next.first);
-    next = soleReader(next.first);
+  if (bare && appliesActivation(next)) {
+    behind.push_back(next);
+    next = soleReader(next);
   }
-  const bool rounded = next.first != nullptr && isRounding(next.second);
+  const bool rounded = isRounding(next);
   if (rounded) {
-    behind.push_back(next.first);
+    behind.push_back(next);
   }
   if (behind.empty()) {
     return {};

@@ -34,13 +34,6 @@ bool isPlainSum(const Node* node) {
          isTensor(node->input(1)) && torch::jit::toIValue(node->input(2)) == c10::IValue(1);
 }
 
-// Activations that the kernel of a sum applies.
-bool mayEndSum(const Node* node) {
-  const auto kind = node->kind();
-  return kind == aten::relu || kind == aten::sigmoid || kind == aten::silu || kind == aten::tanh ||
-         kind == aten::gelu;
-}
-
 // The sum that a quantization rounds: its nodes, what is added up, and which of that is a norm.
 class Sum {
  public:
@@ -51,11 +44,12 @@ class Sum {
     }
     nodes_.push_back(quantize);
     auto* last = behindTargets(quantize, 0);
-    if (last != nullptr && mayEndSum(last)) {
-      nodes_.push_back(last);
+    if (last != nullptr && (last->kind() == aten::relu || isSmoothActivation(last))) {
+      take(quantize, 0, last);
       last = behindTargets(last, 0);
     }
     if (last != nullptr && isPlainSum(last)) {
+      take(nodes_.back(), 0, last);
       addUp(last);
     }
   }
@@ -91,14 +85,21 @@ class Sum {
                                                                                  : nullptr;
   }
 
-  // Likewise, but that the nodes between them which only name a target become part of the sum.
-  Node* behindTargets(Node* reader, size_t input) {
+  // Likewise, behind nodes that only name a target.
+  static Node* behindTargets(Node* reader, size_t input) {
     auto* node = ownedBy(reader, input);
     while (node != nullptr && node->kind() == asTargetKind()) {
-      nodes_.push_back(node);
       node = ownedBy(node, 0);
     }
     return node;
+  }
+
+  // What behindTargets() has found becomes part of the sum, with the nodes in between.
+  void take(Node* reader, size_t input, Node* found) {
+    for (auto* node = reader->input(input)->node(); node != found; node = node->input(0)->node()) {
+      nodes_.push_back(node);
+    }
+    nodes_.push_back(found);
   }
 
   static bool isNarrow(const Value* value) {
@@ -107,14 +108,14 @@ class Sum {
   }
 
   void addUp(Node* sum) {
-    nodes_.push_back(sum);
     for (const auto i : {0, 1}) {
       auto* node = behindTargets(sum, i);
       if (node != nullptr && isPlainSum(node)) {
+        take(sum, i, node);
         addUp(node);
       } else if (node != nullptr && node->kind() == aten::batch_norm && isNarrow(node->input(0)) &&
                  affineOf(node)) {
-        nodes_.push_back(node);
+        take(sum, i, node);
         ++norms_;
       } else if (isNarrow(sum->input(i))) {
         ++narrow_;
@@ -148,6 +149,7 @@ void joinSums(const GraphPtr& graph) {
     return;
   }
   std::vector<std::vector<Node*>> groups;
+  groups.reserve(sums.size());
   for (auto& sum : sums) {
     groups.push_back(sum.nodes());
   }

@@ -121,6 +121,11 @@ bool isActivation(const Node* node) {
   return kKinds.count(node->kind()) != 0;
 }
 
+bool isSmoothActivation(const Node* node) {
+  static const auto kKinds = atenKinds({"sigmoid", "silu", "tanh", "gelu"});
+  return kKinds.count(node->kind()) != 0;
+}
+
 bool keepsFirst(const Node* node) {
   static const auto kKinds = atenKinds(
       {// normalization; under autocast parameters may be wider

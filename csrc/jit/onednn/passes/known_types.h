@@ -31,6 +31,8 @@ bool isPlainCast(const Node* node);
 
 // Activations, whose result has the data type of their operand.
 bool isActivation(const Node* node);
+// Of these, what the kernels for sums and for norms apply beside ReLU.
+bool isSmoothActivation(const Node* node);
 // Ops on floating-point tensors whose result has the data type of their first operand, also where
 // autocast is on (pooling of volumes is not among them: eager's autocast makes floats of that).
 bool keepsFirst(const Node* node);

@@ -553,38 +553,6 @@ std::optional<FoundQuantizedMean> quantizedMean(const Ops& ops, const LoweredGra
              : std::nullopt;
 }
 
-std::optional<FoundQuantizedSum> quantizedSum(const LoweredGraph& graph) {
-  const auto& ops = graph.ops;
-  constexpr size_t kLeast = 4;  // two dequantized operands, the sum and its rounding
-  const bool relu = ops.size() == kLeast + 1 && ops[3].kind() == OpKind::ReLU;
-  if (!ownKernelsAnywhere() || ops.size() != (relu ? kLeast + 1 : kLeast) ||
-      ops[0].kind() != OpKind::Dequantize || ops[1].kind() != OpKind::Dequantize ||
-      ops[2].kind() != OpKind::Add || ops.back().kind() != OpKind::Quantize) {
-    return std::nullopt;
-  }
-  const auto first = ops[2].inputs()[0].id;
-  const auto& a = ops[first == ops[0].outputs()[0].id ? 0 : 1];
-  const auto& b = ops[&a == ops.data() ? 1 : 0];
-  const auto from_a = unsignedScale(a);
-  const auto from_b = unsignedScale(b);
-  const auto to = unsignedScale(ops.back());
-  FoundQuantizedSum found{{}, {a.inputs()[0], b.inputs()[0]}, ops.back().outputs()[0]};
-  const auto& sizes = found.result.sizes;
-  if (first != a.outputs()[0].id || ops[2].inputs()[1].id != b.outputs()[0].id || !from_a ||
-      !from_b || !to || !sizes || found.operands[0].sizes != sizes ||
-      found.operands[1].sizes != sizes) {
-    return std::nullopt;
-  }
-  const auto zero = static_cast<double>(to->zero_point);
-  const auto shift = static_cast<double>(from_a->zero_point) * from_a->scale +
-                     static_cast<double>(from_b->zero_point) * from_b->scale;
-  found.sum = {{static_cast<float>(from_a->scale / to->scale),
-                static_cast<float>(from_b->scale / to->scale)},
-               static_cast<float>(zero - shift / to->scale),
-               relu ? static_cast<float>(zero) : 0};
-  return found;
-}
-
 std::optional<FoundAffineSum> affineSum(const LoweredGraph& graph) {
   using Terms = std::vector<FoundAffineSum::Term>;
   if (!ownKernelsAnywhere()) {
@@ -601,8 +569,9 @@ std::optional<FoundAffineSum> affineSum(const LoweredGraph& graph) {
     const auto& op = *ops[next];
     const auto& inputs = op.inputs();
     Terms terms;
-    if (op.kind() == OpKind::Dequantize && unsignedScale(op)) {
-      terms.push_back({inputs[0], unsignedScale(op), nullptr});
+    const auto from = op.kind() == OpKind::Dequantize ? unsignedScale(op) : std::nullopt;
+    if (from) {
+      terms.push_back({inputs[0], from, nullptr});
     } else if (op.kind() == OpKind::BatchNormInference) {
       terms = termsOf(inputs[0]);
       if (terms.size() != 1 || !terms[0].scale || terms[0].norm != nullptr) {

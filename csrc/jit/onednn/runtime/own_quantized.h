@@ -12,7 +12,6 @@
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/quantized_block.h"
 #include "jit/onednn/runtime/quantized_excitation.h"
-#include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 
@@ -98,14 +97,6 @@ struct FoundQuantizedMean {
   Operand result;
 };
 std::optional<FoundQuantizedMean> quantizedMean(const Ops& ops, const LoweredGraph& graph);
-
-// A group that is the sum of two tensors of one size, and maybe ReLU; nothing for others.
-struct FoundQuantizedSum {
-  vector_loops::SumOfBytes sum;
-  std::array<Operand, 2> operands;
-  Operand result;
-};
-std::optional<FoundQuantizedSum> quantizedSum(const LoweredGraph& graph);
 
 // A group that is a sum of tensors of one size, of float32 or dequantized, these with a batch norm
 // maybe, then maybe an activation, and its rounding; nothing for others.

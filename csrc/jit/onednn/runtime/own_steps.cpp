@@ -614,8 +614,7 @@ class OwnSteps {
     }
     const auto& result = draft_.lowered.ops.back().outputs()[0];
     const auto strides = pixelStrides(*result.sizes);
-    if (draft_.group_outputs.size() != 1 || draft_.group_outputs.count(result.id) == 0 ||
-        !draft_.mayHaveStrides(result.id, strides)) {
+    if (!isOnlyResult(result) || !draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
     const auto integers = [](at::ScalarType type) {
@@ -651,10 +650,7 @@ class OwnSteps {
         end += static_cast<size_t>(kernel.channels[part++]);
       }
       const auto from = found->from.empty() ? Scale{} : found->from[part - 1];
-      const auto shift =
-          kernel.shift[c] - kernel.scale[c] * from.scale * static_cast<double>(from.zero_point);
-      kernel.shift[c] = static_cast<float>(shift / to.scale + static_cast<double>(to.zero_point));
-      kernel.scale[c] = static_cast<float>(kernel.scale[c] * from.scale / to.scale);
+      rescale(kernel.scale[c], kernel.shift[c], from, to);
     }
     kernel.pixels = c10::multiply_integers(*result.sizes) / (*result.sizes)[1];
 
@@ -1160,8 +1156,7 @@ class OwnSteps {
   // its data is anything else.
   bool expansion() {
     auto found = llga::expansion(draft_.lowered);
-    if (!found || draft_.group_outputs.size() != 1 ||
-        draft_.group_outputs.count(found->result.id) == 0 || !draft_.knownSlot(found->data.id) ||
+    if (!found || !isOnlyResult(found->result) || !draft_.knownSlot(found->data.id) ||
         !isStrict(found->data)) {
       return false;
     }
@@ -1537,42 +1532,6 @@ class OwnSteps {
     return true;
   }
 
-  // A group that adds up two tensors of 8 bit, with ReLU maybe: one step, by a kernel of our own.
-  // False for any other group, and for tensors that lie in different orders.
-  bool quantizedSum() {
-    const auto found = llga::quantizedSum(draft_.lowered);
-    if (!found || draft_.group_outputs.size() != 1 ||
-        draft_.group_outputs.count(found->result.id) == 0) {
-      return false;
-    }
-    const auto strides = draft_.inputLayout(found->operands[0].id).get_strides();
-    if (!draft_.mayHaveStrides(found->result.id, strides)) {
-      return false;
-    }
-    Plan::Step step;
-    for (const auto& operand : found->operands) {
-      if (!bindAs(step, operand, strides)) {
-        return false;
-      }
-    }
-    draft_.addResult(step,
-                     strided(found->result.id, found->result.dtype, *found->result.sizes, strides));
-    step.kernel = {[sum = found->sum, count = c10::multiply_integers(*found->result.sizes)](
-                       auto from, auto to) {
-                     const auto* a = static_cast<const uint8_t*>(from[0]);
-                     const auto* b = static_cast<const uint8_t*>(from[1]);
-                     auto* result = static_cast<uint8_t*>(to[0]);
-                     constexpr int64_t kForOne = 1 << 15;
-                     at::parallel_for(0, count, kForOne, [&](int64_t first, int64_t last) {
-                       vector_loops::kernels().sumOfBytes(a + first, b + first, last - first, sum,
-                                                          result + first);
-                     });
-                   },
-                   "binary", "llga_sum"};
-    draft_.plan->steps.push_back(std::move(step));
-    return true;
-  }
-
   // Data that lies in this order, densely as all that groups read; false for other data.
   bool bindAs(Plan::Step& step, const Operand& data, const Shape& strides) {
     if (!draft_.knownSlot(data.id)) {
@@ -1592,52 +1551,106 @@ class OwnSteps {
   // different orders, and where a norm's channels do not come last.
   bool affineSum() {
     const auto found = llga::affineSum(draft_.lowered);
-    if (!found || draft_.group_outputs.size() != 1 ||
-        draft_.group_outputs.count(found->result.id) == 0) {
+    if (!found || !isOnlyResult(found->result)) {
       return false;
     }
     const auto& sizes = *found->result.sizes;
-    const bool norms = std::any_of(found->terms.begin(), found->terms.end(),
+    const auto& terms = found->terms;
+    const bool norms = std::any_of(terms.begin(), terms.end(),
                                    [](const auto& term) { return term.norm != nullptr; });
     const auto strides =
-        norms ? pixelStrides(sizes) : draft_.inputLayout(found->terms[0].data.id).get_strides();
+        norms ? pixelStrides(sizes) : draft_.inputLayout(terms[0].data.id).get_strides();
     if (!draft_.mayHaveStrides(found->result.id, strides)) {
       return false;
     }
+    Plan::Step step;
+    for (const auto& term : terms) {
+      if (!bindAs(step, term.data, strides)) {
+        return false;
+      }
+    }
+    const bool bytes =
+        std::all_of(terms.begin(), terms.end(), [](const auto& term) { return term.scale; });
+    auto kernel = bytes && !norms && terms.size() == 2 && !found->activation
+                      ? std::optional(sumOfBytes(*found))
+                      : sumOfRows(*found, norms);
+    if (!kernel) {
+      return false;
+    }
+    draft_.addResult(step, strided(found->result.id, found->result.dtype, sizes, strides));
+    step.kernel = std::move(*kernel);
+    draft_.plan->steps.push_back(std::move(step));
+    draft_.plan->takes_non_finite = true;
+    return true;
+  }
+
+  // Of two operands of 8 bit as they are.
+  static Plan::Kernel sumOfBytes(const FoundAffineSum& found) {
+    const auto& from = found.terms;
+    const auto& to = found.result_scale;
+    const auto zero = static_cast<double>(to.zero_point);
+    double shift = 0;
+    for (const auto& term : from) {
+      shift += static_cast<double>(term.scale->zero_point) * term.scale->scale;
+    }
+    const vector_loops::SumOfBytes sum{{static_cast<float>(from[0].scale->scale / to.scale),
+                                        static_cast<float>(from[1].scale->scale / to.scale)},
+                                       static_cast<float>(zero - shift / to.scale),
+                                       found.relu ? static_cast<float>(zero) : 0};
+    return {[sum, count = c10::multiply_integers(*found.result.sizes)](auto data, auto results) {
+              const auto* a = static_cast<const uint8_t*>(data[0]);
+              const auto* b = static_cast<const uint8_t*>(data[1]);
+              auto* result = static_cast<uint8_t*>(results[0]);
+              constexpr int64_t kForOne = 1 << 15;
+              at::parallel_for(0, count, kForOne, [&](int64_t first, int64_t last) {
+                vector_loops::kernels().sumOfBytes(a + first, b + first, last - first, sum,
+                                                   result + first);
+              });
+            },
+            "binary", "llga_sum"};
+  }
+
+  // Of any operands; nothing if a norm's parameters are no constants.
+  std::optional<Plan::Kernel> sumOfRows(const FoundAffineSum& found, bool norms) const {
     constexpr int64_t kAnyColumns = 512;
+    const auto& sizes = *found.result.sizes;
     const auto columns = static_cast<size_t>(norms ? sizes[1] : kAnyColumns);
     AffineSum kernel{.count = c10::multiply_integers(sizes),
                      .columns = static_cast<int64_t>(columns),
                      .terms = {},
-                     .least = found->relu ? 0 : -HUGE_VALF,
-                     .activation = found->activation,
-                     .result_scale = 1 / static_cast<float>(found->result_scale.scale),
-                     .result_shift = static_cast<float>(found->result_scale.zero_point)};
-    Plan::Step step;
-    for (const auto& term : found->terms) {
+                     .least = found.relu ? 0 : -HUGE_VALF,
+                     .activation = found.activation,
+                     .result_scale = 1 / static_cast<float>(found.result_scale.scale),
+                     .result_shift = static_cast<float>(found.result_scale.zero_point)};
+    for (const auto& term : found.terms) {
       auto affine = term.norm != nullptr
                         ? scaleAndShift(*term.norm)
                         : std::pair{std::vector<float>(columns, 1), std::vector<float>(columns, 0)};
-      if (!affine || !bindAs(step, term.data, strides)) {
-        return false;
+      if (!affine) {
+        return std::nullopt;
       }
       auto& [scale, shift] = *affine;
-      const auto from = term.scale.value_or(Scale{});
       for (const auto c : c10::irange(columns)) {
-        const auto step_of = scale[c] * from.scale;
-        shift[c] = static_cast<float>(shift[c] - step_of * static_cast<double>(from.zero_point));
-        scale[c] = static_cast<float>(step_of);
+        rescale(scale[c], shift[c], term.scale.value_or(Scale{}), Scale{});
       }
       kernel.terms.push_back({term.scale.has_value(), std::move(scale), std::move(shift)});
     }
-    draft_.addResult(step, strided(found->result.id, found->result.dtype, sizes, strides));
-    step.kernel = {[kernel = std::move(kernel)](auto from, auto to) {
-                     kernel.run(from, static_cast<uint8_t*>(to[0]));
-                   },
-                   "binary", "llga_sum"};
-    draft_.plan->steps.push_back(std::move(step));
-    draft_.plan->takes_non_finite = true;
-    return true;
+    return Plan::Kernel{[kernel = std::move(kernel)](auto from, auto to) {
+                          kernel.run(from, static_cast<uint8_t*>(to[0]));
+                        },
+                        "binary", "llga_sum"};
+  }
+
+  // What is computed of a real number becomes what is computed of the one it is kept as.
+  static void rescale(float& scale, float& shift, const Scale& from, const Scale& to) {
+    const auto real = shift - scale * from.scale * static_cast<double>(from.zero_point);
+    shift = static_cast<float>(real / to.scale + static_cast<double>(to.zero_point));
+    scale = static_cast<float>(scale * from.scale / to.scale);
+  }
+
+  // Whether it is what the group gives, and all of that.
+  bool isOnlyResult(const Operand& result) const {
+    return draft_.group_outputs.size() == 1 && draft_.group_outputs.count(result.id) != 0;
   }
 
   // A group that quantizes float32 numbers and does nothing else, in the order of its data. False
@@ -1902,8 +1915,8 @@ bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.productAndMore() || steps.roundedLayerNorm() || steps.concatAffine() ||
          steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
-         steps.quantizedExcitation() || steps.quantizedSum() || steps.affineSum() ||
-         steps.quantization() || steps.wholeActivation();
+         steps.quantizedExcitation() || steps.affineSum() || steps.quantization() ||
+         steps.wholeActivation();
 }
 
 void addCopiesWithoutGaps(PlanDraft& draft) {

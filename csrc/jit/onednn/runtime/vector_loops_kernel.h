@@ -299,13 +299,14 @@ void momentsOfRows(const T* from, int64_t rows, int64_t columns, float* mean, fl
   });
 }
 
-// Applies `of`, which gets and returns `n` vectors, to a band of all rows.
+// Applies `of` to a band of `n` vectors of all rows. It gets a vector, which of the row's it is,
+// and where its result will be.
 template <int64_t n, typename From, typename To, typename F>
 void mapBand(const From* from, To* to, const Affine& rows, int64_t first, const F& of) {
   for (int64_t row = 0; row < rows.rows; ++row) {
     Vector x[n];
     for (int64_t v = 0; v < n; ++v) {
-      x[v] = of(loadUpTo(from + v * kWidth, first), v);
+      x[v] = of(loadUpTo(from + v * kWidth, first), v, to + v * kWidth);
     }
     for (int64_t v = 0; v < n; ++v) {
       storeUpTo(to + v * kWidth, x[v], first);
@@ -323,7 +324,8 @@ void scaleRows(const T* from, int64_t rows, int64_t columns, const float* factor
     for (int64_t v = 0; v < n; ++v) {
       factors[v] = loadUpTo(factor + c + v * kWidth, first);
     }
-    mapBand<n>(from + c, to + c, plain, first, [&](Vector x, int64_t v) { return x * factors[v]; });
+    mapBand<n>(from + c, to + c, plain, first,
+               [&](Vector x, int64_t v, const T*) { return x * factors[v]; });
   });
 }
 
@@ -338,12 +340,10 @@ void affineRowsTo(const From* from, To* to, const Affine& affine) {
       scale[v] = loadUpTo(affine.scale + c + v * kWidth, first);
       shift[v] = loadUpTo(affine.shift + c + v * kWidth, first);
     }
-    const To* before = to + c;
-    mapBand<n>(from + c, to + c, affine, first, [&](Vector x, int64_t v) {
+    mapBand<n>(from + c, to + c, affine, first, [&](Vector x, int64_t v, const To* there) {
       Vector line = x * scale[v] + shift[v];
       if constexpr (add) {
-        line += loadUpTo(before + v * kWidth, first);
-        before += v == n - 1 ? affine.stride : 0;
+        line += loadUpTo(there, first);
       }
       return line < least ? least : line;
     });
@@ -402,7 +402,7 @@ void copyRows(const float* from, int64_t rows, int64_t columns, int64_t from_str
   const auto whole = columns / kWidth * kWidth;
   const Affine plain{rows, whole, from_stride, stride, nullptr, nullptr, 0};
   forBands<4>(whole, [&]<int64_t n>(int64_t c, int64_t first) {
-    mapBand<n>(from + c, to + c, plain, first, [](Vector x, int64_t) { return x; });
+    mapBand<n>(from + c, to + c, plain, first, [](Vector x, int64_t, const float*) { return x; });
   });
   // Storing a part of a vector takes longer.
   struct Four {
