@@ -1979,6 +1979,129 @@ def test_padding_before_a_convolution_of_other_dimensions(kind: Any) -> None:
     check(m, [torch.randn(2, 4, *(9, 7, 8)[:dims])], fused="pad _convolution")
 
 
+SEQUENCE = {
+    "c": lambda: nn.Conv1d(8, 16, 3, padding=1),
+    "d": lambda: nn.Conv1d(16, 8, 3, padding=2, dilation=2, groups=4),
+    "p": lambda: nn.Conv1d(16, 16, 1),
+    "same": lambda: nn.Conv1d(16, 16, 4, padding="same"),
+    "causal": lambda: nn.Conv1d(16, 16, 3, padding=4, dilation=2),
+    "s": lambda: nn.Conv1d(16, 8, 5, stride=2, padding=2),
+    "t": lambda: nn.ConvTranspose1d(16, 8, 4, stride=2, padding=1, output_padding=1),
+    "b": lambda: nn.BatchNorm1d(16, eps=0.1),
+    "g": lambda: nn.GroupNorm(4, 16),
+    "i": lambda: nn.InstanceNorm1d(16, affine=True),
+    "r": lambda: nn.PReLU(16),
+    "l": lambda: nn.Linear(16, 4),
+}
+SEQUENCES = {  # code, and what is in a group when traced
+    "chain": ("self.p(F.relu(self.c(x)))", "conv relu"),
+    "residual": ("x + self.d(torch.tanh(self.c(x)))", "conv add tanh"),
+    "of_rows": ("self.p(F.gelu(self.c(x.transpose(1, 2)))).transpose(1, 2)", "conv gelu"),
+    "stride": ("F.leaky_relu(self.s(self.c(x)), 0.1) * 0.5", "conv"),
+    "same": ("F.relu(self.same(self.c(x)))", "conv relu"),
+    "transposed": ("F.relu(self.t(self.c(x)))", "conv relu"),
+    "causal": ("y = self.c(x)\ny + F.relu(self.causal(y)[..., :-4])", "conv relu add"),
+    "cut": ("F.relu(self.causal(self.c(x))[..., :-3])", "conv"),
+    "cut_further": ("F.relu(self.causal(self.c(x))[..., :-5])", "conv"),
+    "cut_in_front": ("F.relu(self.causal(self.c(x))[..., 4:])", "conv"),
+    "cut_and_seen": ("y = self.causal(self.c(x))\nF.relu(y[..., :-4]), y", "conv"),
+    "padded": ("self.p(F.pad(F.pad(self.c(x), [3, 0]), [1, 2, 0, 0], value=1.0))", "conv"),
+    "gated": ("a, b = self.p(self.c(x)).chunk(2, 1)\nF.relu(a) * torch.sigmoid(b)", "mul"),
+    "split": ("a, b = self.c(x).split([10, 6], -2)\na[:, 2:8] * torch.sigmoid(b)", "mul"),
+    "joined": ("y = self.c(x)\nF.relu(torch.cat([y, x, self.d(y)], 1))", "conv cat"),
+    "joined_behind": ("y = self.c(x)\ntorch.cat([y, y + 1], -1)", "conv"),
+    "norms": ("self.g(F.relu(self.b(self.p(self.r(self.c(x))))))", "conv group_norm"),
+    "instances": ("F.relu(self.i(self.c(x)))", "conv"),
+    "pools": (
+        "F.avg_pool1d(F.max_pool1d(self.c(x), 3, 2, 1), 2, count_include_pad=False)",
+        "max_pool1d avg_pool1d",
+    ),
+    "dilated_pool": ("F.max_pool1d(self.c(x), 3, dilation=2, ceil_mode=True)", "max_pool1d"),
+    "adaptive": ("self.l(F.adaptive_avg_pool1d(self.c(x), 1).flatten(1))", "linear"),
+    "mean": ("self.l(self.c(x).mean(-1))", "conv mean linear"),
+    "excited": (
+        "y = self.c(x)\ny * torch.sigmoid(self.p(F.relu(self.p(y.mean(2, keepdim=True)))))",
+        "conv mean sigmoid mul",
+    ),
+    "over_channels": ("self.c(x).mean(1), self.c(x).mean((1, 2))", "conv"),
+    "greatest": ("self.c(x).max(2)[0], self.c(x).amax(-1, keepdim=True)", "conv"),
+    "with_a_number": ("self.c(x) * torch.tensor(2.0) + 1", "conv"),
+    "with_a_vector": ("self.c(x) * torch.arange(20)", "conv"),
+    "with_more_dimensions": ("self.c(x) + torch.ones(3, 1, 1, 20, dtype=x.dtype)", "conv"),
+    "written": ("y = self.c(x)\nz = y.relu()\ny += 1\ny.mul_(z)\ny + z", "conv"),
+}
+
+
+def of_sequences(code: str) -> nn.Module:
+    *before, last = code.split("\n")
+    members = {name: make() for name, make in SEQUENCE.items() if f"self.{name}(" in code}
+    return net("\n".join([*before, f"return {last}"]), **members).eval()
+
+
+@pytest.mark.parametrize("mode", ["traced", "scripted", "bf16", "autocast"])
+@pytest.mark.parametrize("case", SEQUENCES)
+def test_sequences(case: str, mode: str) -> None:
+    """They become images of one row, which have the sequences' numbers."""
+    code, fused = SEQUENCES[case]
+    x = torch.randn(2, 20, 8) if case == "of_rows" else torch.randn(2, 8, 20)
+    m = of_sequences(code)
+    found = check(m, [x], fused="conv", fallbacks=True, **MODES[mode])
+    kinds = found.inside + found.outside
+    assert not any(kinds[f"aten::{k}"] for k in ("conv1d", "conv_transpose1d")), found
+    if mode == "traced":
+        names = {"max_pool1d": "max_pool2d", "avg_pool1d": "avg_pool2d"}
+        expect(found, fused=" ".join(names.get(name, name) for name in fused.split()))
+
+
+@pytest.mark.parametrize("case", ["chain", "residual", "stride", "with_a_vector", "mean", "causal"])
+def test_sequence_without_a_batch(case: str) -> None:
+    """Its channels are the first dimension, which scripts may tell only when they run."""
+    m = of_sequences(SEQUENCES[case][0])
+    check(m, [torch.randn(8, 20)], scripted=True, fallbacks=True)
+    script = torch.jit.freeze(torch.jit.script(m))
+    for shape in [(2, 8, 20), (8, 20), (1, 8, 20), (8, 20)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(script(x), m(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_sequence_with_special_values(value: float) -> None:
+    m = of_sequences("self.p(F.relu(self.causal(self.c(x))[..., :-4]))")
+    x = torch.randn(2, 8, 20)
+    x[1, 3, 7] = value
+    check(m, [x], fallbacks=True)
+
+
+def test_sequence_of_one_channel() -> None:
+    """An image of one channel lies in either order at once."""
+    m = net("self.p(F.relu(self.c(x)))", c=nn.Conv1d(1, 1, 3), p=nn.Conv1d(1, 4, 5, 2)).eval()
+    for shape in [(1, 1, 50), (3, 1, 50)]:
+        check(m, [torch.randn(shape)], groups=2)
+
+
+def test_sequences_of_other_lengths() -> None:
+    m = of_sequences("y = self.c(x)\nself.s(y + F.relu(self.causal(y)[..., :-4]))")
+    script = to_script(m, [torch.randn(2, 8, 20)])
+    for length in (20, 33, 5, 1, 64, 20):
+        x = torch.randn(2, 8, length)
+        torch.testing.assert_close(script(x), m(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 7, 20), (2, 2, 8, 20), ()])
+def test_sequence_that_does_not_fit(shape: tuple[int, ...]) -> None:
+    """It raises, as in eager, and the next one is computed."""
+    m = of_sequences("self.p(F.relu(self.c(x)))")
+    x = torch.randn(2, 8, 20)
+    script = to_script(m, [x])
+    for _ in range(3):
+        script(x)
+    with pytest.raises(RuntimeError):
+        m(torch.randn(shape))
+    with pytest.raises(RuntimeError):
+        script(torch.randn(shape))
+    torch.testing.assert_close(script(x), m(x), rtol=1e-4, atol=1e-5)
+
+
 LEAST = {
     "same_as_tf": ("F.pad(y, [0, 1, 0, 1], value=-torch.inf), 3, 2", True),
     "more": ("F.pad(y, [1, 0, 2, 1], value=-torch.inf), 5, 3, 2", True),

@@ -178,6 +178,7 @@ class Multiplied(NamedTuple):
     window: Any = 3
     stride: Any = 1
     padding: Any = 1
+    dilation: Any = 1
     bias: bool = True
     code: str = "self.c(x)"
     own: bool = True
@@ -193,9 +194,23 @@ MULTIPLIED = {
     "no_padding": Multiplied((2, 160, 8, 9), padding=0, code="F.relu6(self.c(x))"),
     "one_row": Multiplied((1, 64, 1, 2), window=7, padding=3),
     "sum_of_channels": Multiplied((1, 64, 5, 6), times=1, own=False),  # oneDNN has that
+    "dilated": Multiplied((2, 48, 9, 13), times=1, padding=2, dilation=2, code="F.relu(self.c(x))"),
+    "dilated_far": Multiplied((1, 144, 5, 21), times=1, padding=(3, 9), dilation=(3, 9)),
+    "dilated_beyond": Multiplied((1, 16, 4, 7), times=1, padding=11, dilation=11),
+    "dilated_without_padding": Multiplied((2, 32, 11, 13), 1, 5, 1, 0, (1, 3), bias=False),
+    "dilated_of_7": Multiplied((1, 16, 20, 19), 1, 7, padding=(7, 5), dilation=2),
+    "dilated_row": Multiplied((2, 96, 1, 100), 1, (1, 3), padding=(0, 16), dilation=(1, 16)),
+    "dilated_rows": Multiplied((1, 16, 9, 13), 1, stride=2, padding=4, dilation=(3, 1)),
+    "dilated_leaky": Multiplied(
+        (1, 32, 1, 50), 1, (1, 3), padding=(0, 8), dilation=8, code="F.leaky_relu(self.c(x), 0.2)"
+    ),
+    "leaky": Multiplied((1, 48, 9, 13), code="F.leaky_relu(self.c(x))"),
+    "dilated_to_2": Multiplied((1, 16, 9, 33), padding=(1, 4), dilation=(1, 4)),
+    "dilated_strides": Multiplied((1, 16, 9, 9), 1, stride=2, padding=2, dilation=2, own=False),
     "of_5": Multiplied((1, 16, 5, 6), times=5, own=False),
     "few_channels": Multiplied((1, 12, 5, 6), own=False),
-    "in_rows": Multiplied((1, 16, 5, 6), window=(1, 3), padding=(0, 1), own=False),
+    "in_rows": Multiplied((1, 16, 5, 6), window=(1, 3), padding=(0, 1)),
+    "in_columns": Multiplied((1, 16, 5, 6), window=(3, 1), padding=(1, 0), own=False),
     "strides": Multiplied((1, 16, 5, 6), stride=(1, 2), own=False),
     "stride_of_3": Multiplied((1, 16, 9, 9), stride=3, own=False),
 }
@@ -205,12 +220,13 @@ MULTIPLIED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("case", MULTIPLIED)
 def test_depthwise_convolution_to_more_channels(case: str, dtype: torch.dtype) -> None:
-    """Several results of each channel have a kernel of our own."""
+    """Several results of each channel have a kernel of our own, and windows with gaps."""
     if not fuses(dtype):
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     c = MULTIPLIED[case]
     channels = c.size[1]
-    options = {"stride": c.stride, "padding": c.padding, "bias": c.bias, "groups": channels}
+    options: dict[str, Any] = {"stride": c.stride, "padding": c.padding, "dilation": c.dilation}
+    options |= {"bias": c.bias, "groups": channels}
     m = net(c.code, c=nn.Conv2d(channels, c.times * channels, c.window, **options)).eval()
     x, layout = torch.randn(c.size), torch.channels_last
     check(m, [x], groups=1, fused="_convolution", dtype=dtype, memory_format=layout)
@@ -230,6 +246,57 @@ def test_depthwise_convolution_to_more_channels_with_special_values(
     m = net("F.relu(self.c(x))", c=nn.Conv2d(48, 96, 3, padding=1, groups=48)).eval().to(dtype)
     x = torch.randn(2, 48, 9, 17).to(dtype, memory_format=torch.channels_last)
     check_special_values(m, x, value, [(0, 0, 0, 0), (1, 47, 8, 16), (0, 25, 4, 3)])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_dilated_depthwise_convolution_with_special_values(value: float) -> None:
+    conv = nn.Conv2d(32, 32, 3, padding=4, dilation=4, groups=32)
+    x = torch.randn(2, 32, 9, 17).to(memory_format=torch.channels_last)
+    m = net("F.relu(self.c(x))", c=conv).eval()
+    check_special_values(m, x, value, [(0, 0, 0, 0), (1, 31, 8, 16), (0, 25, 4, 3)])
+
+
+GATES = {  # what is multiplied, of which tensors, and whether a kernel of our own does it
+    "wavenet": ("torch.tanh(a) * torch.sigmoid(b)", True),
+    "glu": ("a * torch.sigmoid(b)", True),
+    "turned": ("F.silu(b) * a", True),
+    "gelu": ("F.gelu(a) * b", True),
+    "of_glu": ("F.glu(y, {dim})", True),
+    "of_the_same": ("a * torch.sigmoid(a)", False),
+    "and_seen": ("s * a + s.sum(dim=1, keepdim=True)", False),
+    "plain": ("a * b", False),
+    "with_a_number": ("torch.sigmoid(a) * 2.0 + b", False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("size", [(1, 24, 1, 300), (2, 8, 7, 9), (3, 8, 17)], ids=str)
+@pytest.mark.parametrize("case", GATES)
+def test_gate(case: str, size: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Parts of channels that are multiplied, behind activations, are read where they lie."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    code, own = GATES[case]
+    made, conv = size[1] * 2, nn.Conv1d if len(size) == 3 else nn.Conv2d
+    m = net(
+        "y = F.relu(self.c(x))\na, b = y.chunk(2, 1)\ns = torch.sigmoid(b)\n"
+        f"return self.d({code})".replace("F.relu(self.c(x))", "self.c(x)").format(dim=1 - len(size)),
+        c=conv(6, made, 1), d=conv(size[1], 5, 1),
+    ).eval()  # fmt: skip
+    x = torch.randn(size[0], 6, *size[2:])
+    check(m, [x], fused="mul" if own and case != "of_glu" else "", dtype=dtype, fallbacks=not own)
+    found = kernels_of(m.to(dtype), x.to(dtype))
+    assert ("llga_gate" in found) == (own and has_own_kernels()), found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_gate_with_special_values(value: float) -> None:
+    m = net(
+        "a, b = self.c(x).chunk(2, 1)\nreturn self.d(torch.tanh(a) * torch.sigmoid(b))",
+        c=nn.Conv2d(4, 16, 3), d=nn.Conv2d(8, 8, 1),
+    ).eval()  # fmt: skip
+    check_special_values(m, torch.randn(2, 4, 5, 6), value, [(0, 0, 0, 0), (1, 3, 4, 5)])
 
 
 class Volumes(NamedTuple):

@@ -47,6 +47,7 @@ PASSES = [
     "widen_bfloat16",
     "widen_quantized",
     "drop_casts",
+    "sequences_as_images",
     "merge_branches",
     "prepare_quantized",
     "prepare_binary",
@@ -54,6 +55,7 @@ PASSES = [
     "defer_size_check",
     "once_per_sizes",
     "join_sums",
+    "join_gates",
     "graph_fuser",
     "join_concat",
     "join_depthwise",
@@ -2427,6 +2429,74 @@ def test_fold_batch_norm(old: str, new: str, folded: bool) -> None:
         want = torch._C._create_function_from_graph("plain", plain)(x)
         got = torch._C._create_function_from_graph("f", graph)(x)
         torch.testing.assert_close(got, want)
+
+
+# ---------------------------------------------------------------------------- sequences_as_images
+
+SEQUENCES = """
+graph(%x : Tensor, %i : Tensor):
+  %no : bool = prim::Constant[value=0]()
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %2 : int = prim::Constant[value=2]()
+  %end : int = prim::Constant[value=-4]()
+  %last : int = prim::Constant[value=-1]()
+  %one : int[] = prim::Constant[value=[1]]()
+  %two : int[] = prim::Constant[value=[2]]()
+  %four : int[] = prim::Constant[value=[4]]()
+  %w : Float(4, 4, 3, strides=[12, 3, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %b : Float(4, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %3 : Tensor = aten::conv1d(%x, %w, %b, %one, %one, %one, %1)
+  %4 : Tensor = aten::relu(%3)
+  %5 : Tensor = aten::conv1d(%4, %w, %b, %one, %four, %two, %1)
+  %6 : Tensor = aten::slice(%5, %last, %none, %end, %1)
+  %7 : Tensor = aten::add(%6, %x, %1)
+  return (%7)
+"""
+SEQUENCES_TRACED = "_convolution(%x, %w, %b, %one, %one, %one, %no, %one, %1, %no, %no, %no, %no)"
+SEQUENCES_FIRST = "conv1d(%x, %w, %b, %one, %one, %one, %1)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], "unsqueeze conv2d relu pad conv2d add squeeze"),
+        ([("%end, %1)", "%end, %2)")], "unsqueeze conv2d relu conv2d slice add squeeze"),
+        ([("%none, %end", "%1, %end")], "unsqueeze conv2d relu conv2d slice add squeeze"),
+        ([("%none, %end", "%0, %end")], "unsqueeze conv2d relu pad conv2d add squeeze"),
+        ([("value=-4", "value=-5")], "unsqueeze conv2d relu conv2d slice add squeeze"),
+        ([("value=-4", "value=4")], "unsqueeze conv2d relu conv2d slice add squeeze"),
+        ([("(%7)", "(%7, %5)")], "unsqueeze conv2d relu conv2d squeeze slice add squeeze"),
+        # Without a batch, the dimension would be another one.
+        ([("%5, %last", "%5, %2")], "unsqueeze conv2d relu conv2d squeeze slice add"),
+        (
+            [("%5, %last", "%5, %2"), (SEQUENCES_FIRST, SEQUENCES_TRACED)],
+            "unsqueeze _convolution relu pad conv2d add squeeze",
+        ),
+        # Of any number of dimensions, none included.
+        ([("%6, %x", "%6, %i")], "unsqueeze conv2d relu pad conv2d squeeze add"),
+        ([("%6, %x", "%6, %b")], "unsqueeze conv2d relu pad conv2d unsqueeze add squeeze"),
+        # Somebody writes to it.
+        ([("aten::relu(", "aten::relu_(")], None),
+        ([("%x, %w, %b", "%x, %i, %b")], None),
+    ],
+)
+def test_sequences_as_images(changes: list[tuple[str, str]], expected: str | None) -> None:
+    text = SEQUENCES
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    found = [k.removeprefix("aten::") for k in kinds(after("sequences_as_images", text))]
+    assert expected is None or " ".join(found) == expected
+
+
+def test_convolutions_of_images_are_no_sequences() -> None:
+    text = SEQUENCES.replace("conv1d", "conv2d").replace(
+        "Float(4, 4, 3, strides=[12, 3, 1]", "Float(4, 4, 3, 3, strides=[36, 9, 3, 1]"
+    )
+    before = parsed(text)
+    assert kinds(after("sequences_as_images", text)) == kinds(before)
 
 
 SCALE = """

@@ -50,6 +50,8 @@ const std::vector<PassEntry>& passes() {
       {"drop_casts", dropCasts,
        "after fold_constants and normalize_ops, which leave more types known; before fusing, which "
        "stops at casts"},
+      {"sequences_as_images", sequencesAsImages,
+       "after drop_casts, as it moves casts; before all that looks at images"},
       {"merge_branches", mergeBranches,
        "after drop_casts, as casts part the branches under autocast; before fusing"},
       {"prepare_quantized", prepareQuantized,
@@ -68,6 +70,7 @@ const std::vector<PassEntry>& passes() {
        "whose groups would tear apart what depends on sizes alone"},
       {"join_sums", joinSums,
        "right before graph_fuser, which would join a product with a part of the sum"},
+      {"join_gates", joinGates, "likewise, with one of the activations"},
       {"graph_fuser", fuseGraph, "the point of it all"},
       {"join_concat", joinConcat,
        "between graph_fuser, whose groups it joins, and layout_propagation, which marks their "

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/quantization.h"
 
 namespace llga {
@@ -48,17 +49,14 @@ bool keepsSizes(const Node* node) {
     case aten::contiguous:
     case aten::clone:
     case aten::to:
-    case aten::gelu:
-    case aten::hardswish:
-    case aten::relu:
-    case aten::silu:
-    case aten::tanh:
-    case aten::sigmoid:
+    case aten::group_norm:
+    case aten::instance_norm:
+    case aten::prelu:
     case aten::softmax:
     case aten::roll:
       return true;
     default:
-      return isIdentity(node) || isQuantize(node) || isDequantize(node) ||
+      return isActivation(node) || isIdentity(node) || isQuantize(node) || isDequantize(node) ||
              node->kind() == reducedPrecisionKind() || node->kind() == fullPrecisionKind();
   }
 }
@@ -143,8 +141,12 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
     case aten::transpose:
     case aten::pad:
     case aten::scaled_dot_product_attention:
+    case aten::max_pool1d:
     case aten::max_pool2d:
+    case aten::avg_pool1d:
+    case aten::adaptive_avg_pool1d:
     case aten::upsample_nearest2d:
+    case aten::conv_transpose1d:
     case aten::conv1d:
     case aten::conv2d:
     case aten::conv3d:

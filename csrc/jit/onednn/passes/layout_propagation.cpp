@@ -151,7 +151,9 @@ std::optional<Divided> joinsPixels(const Node* node) {
 // The dimension along which it takes all items, or one of them, without the dimension itself, of
 // `rank`; nothing if it does not.
 std::optional<size_t> dropsDim(const Node* node, size_t rank) {
-  if (node->kind() != aten::unbind && node->kind() != aten::select) {
+  const bool drops = node->kind() == aten::unbind || node->kind() == aten::select ||
+                     (node->kind() == aten::squeeze && node->inputs().size() == 2);
+  if (!drops) {
     return std::nullopt;
   }
   const auto dim = intOf(node->input(1));
@@ -161,7 +163,7 @@ std::optional<size_t> dropsDim(const Node* node, size_t rank) {
 }
 
 // Whether it makes a view, of images in either order: of parts, of their pixels as one dimension,
-// or of dimensions that change places; or pads them.
+// with one dimension of one item more or less, or of dimensions that change places; or pads them.
 bool makesView(const Node* node) {
   if (keepsOrder(node)) {
     return true;
@@ -170,10 +172,14 @@ bool makesView(const Node* node) {
     case prim::ListUnpack:
       return node->input()->node()->kind() == aten::unbind;
     case aten::unbind:
-    case aten::select: {
+    case aten::select:
+    case aten::squeeze: {
       const auto sizes = sizesOf(node->input(0));
-      return sizes && dropsDim(node, sizes->size());
+      const auto dim = sizes ? dropsDim(node, sizes->size()) : std::nullopt;
+      return dim && (node->kind() != aten::squeeze || (*sizes)[*dim] == 1);
     }
+    case aten::unsqueeze:
+      return sizesOf(node->input(0)) && intOf(node->input(1));
     case aten::transpose:
       return sizesOf(node->input(0)) && intOf(node->input(1)) && intOf(node->input(2));
     case aten::permute:
@@ -303,6 +309,14 @@ std::vector<int64_t> orderInEager(const Value* value) {
     return order;
   }
   const auto rank = static_cast<int64_t>(order.size());
+  if (node->kind() == aten::unsqueeze) {  // around the dimension behind it
+    const auto dim = c10::maybe_wrap_dim(*intOf(node->input(1)), rank + 1);
+    for (auto& other : order) {
+      other += other >= dim ? 1 : 0;
+    }
+    order.insert(std::find(order.begin(), order.end(), dim + 1), dim);
+    return order;
+  }
   std::vector<int64_t> places(order.size());  // of the source's dimensions in the view
   std::iota(places.begin(), places.end(), 0);
   if (node->kind() == aten::transpose) {

@@ -20,6 +20,7 @@
 //    ->
 //      llga::einsum(permute(%q, [0, 2, 1, 3]), permute(%k, [0, 2, 1, 3]), True,
 //                   "bhid,bhjd->bhij")
+// 9. aten::prelu with one constant slope for all channels is aten::leaky_relu.
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
 // are not rewritten here: the op table lowers them as they stand, so there is nothing to undo.
@@ -171,6 +172,20 @@ bool dropDropout(Node* node) {
     return false;
   }
   node->output()->replaceAllUsesWith(node->input(0));
+  return true;
+}
+
+// Into a leaky ReLU, if its slope is one for all channels.
+bool fixSlope(Node* node) {
+  const auto slope = constantTensor(node->input(1));
+  if (!slope.defined() || slope.numel() != 1 || !slope.is_floating_point()) {
+    return false;
+  }
+  const WithInsertPoint guard(node);
+  Builder b(node);
+  auto* result = b.op("leaky_relu", {node->input(0), b.constant(slope.item())});
+  result->setType(node->output()->type());
+  node->output()->replaceAllUsesWith(result);
   return true;
 }
 
@@ -729,6 +744,8 @@ void normalizeOps(const GraphPtr& graph) {
       replaced = splitEncoderLayer(node);
     } else if (node->kind() == aten::dropout) {
       replaced = dropDropout(node);
+    } else if (node->kind() == aten::prelu) {
+      replaced = fixSlope(node);
     } else if (node->kind() == aten::cat) {
       replaced = dropCatOfOne(node);
     } else if (node->kind() == aten::slice) {

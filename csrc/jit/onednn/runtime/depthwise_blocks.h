@@ -32,8 +32,9 @@ using Row = RowOf<float>;
 // What there is for one instruction set.
 struct Kernels {
   int64_t width;  // numbers of a vector
-  // For windows of 3 x 3, 5 x 5 or 7 x 7, with stride 1 or 2; nullptr for others.
-  void (*(*find)(int64_t window, int64_t stride))(const Row&);
+  // For windows of 3 x 3, 5 x 5 or 7 x 7, with stride 1 or 2, and of 1 x 3, 1 x 5 or 1 x 7 with
+  // stride 1; nullptr for others.
+  void (*(*find)(int64_t rows, int64_t columns, int64_t stride))(const Row&);
   // For windows of 3 x 3 x 3: a row has nine under it, frame by frame.
   void (*volume)(const RowOf<float>&);
   void (*narrowVolume)(const RowOf<Bfloat16>&);

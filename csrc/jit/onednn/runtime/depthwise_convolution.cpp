@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "jit/onednn/runtime/bfloat16.h"
-#include "jit/onednn/runtime/depthwise_blocks.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/row_blocks.h"
 #include "jit/onednn/runtime/tasks.h"
@@ -25,7 +24,8 @@ const Kernels& kernels() { return &Linear::kernels() == &gemm::avx512 ? avx512 :
 
 }  // namespace depthwise
 
-// Some rows of the result, of some channels of the image.
+// Some rows of the result, of some channels of the image; pixels of every `phases`-th image that
+// the dilation makes of one, from `phase` on.
 struct DepthwiseConvolution::Task {
   const void* source;  // of the image
   const float* weight;
@@ -35,22 +35,55 @@ struct DepthwiseConvolution::Task {
   int64_t channels;
   int64_t row;
   int64_t rows;
+  int64_t phase;
+  int64_t phases;
 };
 
 bool DepthwiseConvolution::isSupported() const {
   const auto width = depthwise::kernels().width;
+  const bool has_gaps = dilation[0] > 1 || dilation[1] > 1;
   const bool interleaved = multiplier >= 2 && multiplier <= 4;  // vector_loops has these
-  return interleaved && channels % width == 0 && depthwise::kernels().find(window, stride);
+  return (interleaved || (multiplier == 1 && has_gaps)) && (dilation[1] == 1 || stride == 1) &&
+         channels % width == 0 && depthwise::kernels().find(window[0], window[1], stride);
 }
 
 const char* DepthwiseConvolution::isa() { return Linear::kernels().name; }
 
+// One row of the result, which is at `result`, from pixel to pixel as far as `row` says.
+void DepthwiseConvolution::runRow(depthwise::Row row, const Task& task) const {
+  const auto run_row = depthwise::kernels().find(window[0], window[1], stride);
+  const auto apart = dilation[1];
+  const auto all = row;
+  row.source_stride *= apart;
+  row.result_stride *= apart;
+  for (auto phase = task.phase; phase < apart; phase += task.phases) {
+    // The windows of the result's pixels from `x` on, every so many, begin at pixels like `phase`.
+    const auto x = (phase + padding[1]) % apart;
+    if (x >= result_size[1]) {
+      continue;
+    }
+    for (int64_t k = 0; k < window[0]; ++k) {
+      row.source[k] =
+          all.source[k] != nullptr ? all.source[k] + phase * all.source_stride : nullptr;
+    }
+    row.width = size[1] > phase ? at::ceil_div(size[1] - phase, apart) : 0;
+    row.padding = (phase + padding[1] - x) / apart;
+    row.result = all.result + x * all.result_stride;
+    row.result_width = at::ceil_div(result_size[1] - x, apart);
+    run_row(row);
+    auto* pixel = row.result;
+    for (int64_t i = 0; slope != 1 && i < row.result_width; ++i, pixel += row.result_stride) {
+      std::transform(pixel, pixel + row.channels, pixel,
+                     [this](float number) { return number > 0 ? number : number * slope; });
+    }
+  }
+}
+
 void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
   const auto& loops = vector_loops::kernels();
-  const auto run_row = depthwise::kernels().find(window, stride);
-  const auto top = task.row * stride - padding;
+  const auto top = task.row * stride - padding[0];
   const auto first = std::max<int64_t>(0, top);
-  const auto last = std::max(first, std::min(size[0], top + rowsUnder(task.rows, window, stride)));
+  const auto last = std::max(first, std::min(size[0], top + rowsUnder(task.rows, reach(), stride)));
   const auto at_first = first * size[1] * channels + task.first_channel;
   auto pixel_stride = channels;
   const float* under = nullptr;
@@ -65,31 +98,39 @@ void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
   }
   const auto width = result_size[1];
   const auto part = width * task.channels;  // of a row of the result
+  const auto all = channels * multiplier;
+  const bool in_place = multiplier == 1 && !narrow;
   auto* pixels = memory + multiplier * part;
   for (auto y = task.row; y < task.row + task.rows; ++y) {
-    depthwise::Row row{{},      size[1], pixel_stride,  task.channels, nullptr, channels,
-                       nullptr, nullptr, task.channels, width,         padding, rectifier};
-    for (int64_t k = 0; k < window; ++k) {
-      const auto from = y * stride - padding + k;
+    const auto at = y * width * all + task.first_channel * multiplier;
+    depthwise::Row row{{},      size[1], pixel_stride,  task.channels, nullptr,    channels,
+                       nullptr, nullptr, task.channels, width,         padding[1], rectifier};
+    for (int64_t k = 0; k < window[0]; ++k) {
+      const auto from = y * stride - padding[0] + k * dilation[0];
       const bool inside = from >= 0 && from < size[0];
       row.source[k] = inside ? under + (from - first) * size[1] * pixel_stride : nullptr;
     }
     for (int64_t m = 0; m < multiplier; ++m) {
-      row.weight = task.weight + m * window * window * channels + task.first_channel;
+      row.weight = task.weight + m * window[0] * window[1] * channels + task.first_channel;
       row.bias = task.bias != nullptr ? task.bias + m * channels + task.first_channel : nullptr;
       row.result = memory + m * part;
-      run_row(row);
+      if (in_place) {
+        row.result = static_cast<float*>(task.result) + at;
+        row.result_stride = channels;
+      }
+      runRow(row, task);
     }
-    const auto all = channels * multiplier;
-    const auto at = y * width * all + task.first_channel * multiplier;
-    for (int64_t x = 0; x < width; ++x) {
+    if (in_place) {
+      continue;
+    }
+    for (int64_t x = 0; multiplier > 1 && x < width; ++x) {
       auto* to = narrow ? pixels + x * task.channels * multiplier
                         : static_cast<float*>(task.result) + at + x * all;
       loops.interleave(memory + x * task.channels, multiplier, part, task.channels, sizeof(float),
                        to);
     }
     if (narrow) {
-      loops.narrowRows(pixels, width, task.channels * multiplier,
+      loops.narrowRows(multiplier > 1 ? pixels : memory, width, task.channels * multiplier,
                        static_cast<Bfloat16*>(task.result) + at, all);
     }
   }
@@ -103,13 +144,18 @@ void DepthwiseConvolution::run(const void* source, const float* weight, const fl
   const auto blocks =
       std::min(result_size[0], std::max(wanted, at::ceil_div(result_size[0], kMostRows)));
   const auto rows = at::ceil_div(result_size[0], blocks);
+  // Where all pixels of a row are widened or interleaved at once, one task computes them.
+  const bool apart = multiplier == 1 && !narrow;
+  const auto phases = apart ? std::min(dilation[1], at::ceil_div(wanted, blocks)) : 1;
   const auto most = std::min(kChunk, channels);
   const auto widened =
-      narrow ? std::min(size[0], rowsUnder(rows, window, stride)) * size[1] * most : 0;
+      narrow ? std::min(size[0], rowsUnder(rows, reach(), stride)) * size[1] * most : 0;
   const auto made = result_size[1] * most * multiplier * 2;
   const auto item = static_cast<int64_t>(narrow ? sizeof(Bfloat16) : sizeof(float));
   const auto bytes = (widened + made) * static_cast<int64_t>(sizeof(float));
-  forTasks(images * chunks * blocks, bytes, [&](int64_t i, void* memory) {
+  forTasks(images * chunks * blocks * phases, bytes, [&](int64_t i, void* memory) {
+    const auto phase = i % phases;
+    i /= phases;
     const auto image = i / (chunks * blocks);
     const auto channel = i / blocks % chunks * kChunk;
     const auto row = result_size[0] * (i % blocks) / blocks;
@@ -118,7 +164,7 @@ void DepthwiseConvolution::run(const void* source, const float* weight, const fl
     const auto of_result = result_size[0] * result_size[1] * channels * multiplier * item;
     runTask({static_cast<const char*>(source) + image * of_image, weight, bias,
              static_cast<char*>(result) + image * of_result, channel,
-             std::min(kChunk, channels - channel), row, end - row},
+             std::min(kChunk, channels - channel), row, end - row, phase, phases},
             static_cast<float*>(memory));
   });
 }

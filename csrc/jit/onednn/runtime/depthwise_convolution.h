@@ -1,13 +1,17 @@
 // A depthwise convolution of channels-last images that makes several channels of each one (Keras'
-// depth multiplier; FastViT, MobileCLIP, where they halve the image), and maybe ReLU or its like.
+// depth multiplier; FastViT, MobileCLIP, where they halve the image), or whose window has gaps
+// (dilation: networks for sound, segmentation), and maybe ReLU or its like.
 //
 // oneDNN's depthwise kernels make one channel of each; for more it has those for groups, which
-// compute one group after the other, vectors of which are nearly empty: 10 times as long.
+// compute one group after the other, vectors of which are nearly empty: 10 times as long. So it
+// does where padding is wider than the window without gaps. Here every so many pixels are an image
+// of their own, over which the window has none.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
+#include "jit/onednn/runtime/depthwise_blocks.h"
 #include "jit/onednn/runtime/rectifier.h"
 
 namespace llga {
@@ -22,10 +26,12 @@ struct DepthwiseConvolution {
   Pair result_size;
   int64_t channels;    // of an image
   int64_t multiplier;  // as many of the result for each
-  int64_t window;      // both ways
-  int64_t stride;
-  int64_t padding;  // at the top and on the left
+  Pair window;
+  int64_t stride;  // both ways
+  Pair dilation;   // horizontal: only with stride 1
+  Pair padding;    // at the top and on the left
   Rectifier rectifier;
+  float slope;  // of what is negative; 1 unless a leaky ReLU is behind
   bool narrow;  // images and result are of bfloat16
 
   // Whether there is a kernel for this processor and these numbers. run() needs one.
@@ -39,7 +45,9 @@ struct DepthwiseConvolution {
 
  private:
   struct Task;
+  int64_t reach() const { return (window[0] - 1) * dilation[0] + 1; }  // rows under a window
   void runTask(const Task& task, float* memory) const;
+  void runRow(depthwise::Row row, const Task& task) const;
 };
 
 }  // namespace llga

@@ -147,18 +147,27 @@ void runRow(const RowOf<T>& row) {
   }
 }
 
-void (*find(int64_t window, int64_t stride))(const Row&) {
+template <int columns>
+void (*find(int64_t rows, int64_t stride))(const Row&) {
   const bool one = stride == 1;
-  if (!one && stride != 2) {
+  if (rows == 1) {
+    return one ? runRow<Window<1, columns, 1>, float> : nullptr;
+  }
+  if (rows != columns || (!one && stride != 2)) {
     return nullptr;
   }
-  switch (window) {
+  return one ? runRow<Window<columns, columns, 1>, float>
+             : runRow<Window<columns, columns, 2>, float>;
+}
+
+void (*find(int64_t rows, int64_t columns, int64_t stride))(const Row&) {
+  switch (columns) {
     case 3:
-      return one ? runRow<Window<3, 3, 1>, float> : runRow<Window<3, 3, 2>, float>;
+      return find<3>(rows, stride);
     case 5:
-      return one ? runRow<Window<5, 5, 1>, float> : runRow<Window<5, 5, 2>, float>;
+      return find<5>(rows, stride);
     case 7:
-      return one ? runRow<Window<7, 7, 1>, float> : runRow<Window<7, 7, 2>, float>;
+      return find<7>(rows, stride);
     default:
       return nullptr;
   }

@@ -324,7 +324,7 @@ class Worker {
       const bool inside = under >= 0 && under < e_.size[0];
       row.source[k] = inside ? rowOf(chunk, under, channels) : nullptr;
     }
-    depthwise::kernels().find(e_.window, e_.stride)(row);
+    depthwise::kernels().find(e_.window, e_.window, e_.stride)(row);
   }
 
   static void activate(Activation activation, float* numbers, int64_t count) {
@@ -353,7 +353,7 @@ bool Expansion::isSupported() const {
   const bool whole = channels % width == 0 || (outputs != 0 && channels > width);
   constexpr int64_t kMostRows = 5;  // of a window; others were not measured
   return known && whole && window <= kMostRows &&
-         depthwise::kernels().find(window, stride) != nullptr;
+         depthwise::kernels().find(window, window, stride) != nullptr;
 }
 
 bool Expansion::pays() const {

@@ -443,6 +443,34 @@ std::optional<ActivationApart> loneActivation(
   return lone ? std::move(applied) : std::nullopt;
 }
 
+std::optional<FoundGate> gate(const LoweredGraph& graph) {
+  constexpr size_t kLeastRank = 3;
+  const auto ops = opsOf(graph);
+  if (!ownKernelsAnywhere() || ops.size() < 2 || ops.back()->kind() != OpKind::Multiply) {
+    return std::nullopt;
+  }
+  const auto& factors = ops.back()->inputs();
+  FoundGate found{{factors[0], factors[1]}, {}, ops.back()->outputs()[0]};
+  for (size_t i = 0; i + 1 < ops.size(); ++i) {
+    const auto value = ops[i]->inputs()[0];
+    const auto activation = activationFrom(ops, i, value);
+    const auto result = ops[i]->outputs()[0].id;
+    const size_t factor = factors[0].id == result ? 0 : 1;
+    if (!activation || i + 1 == ops.size() || factors[factor].id != result) {
+      return std::nullopt;
+    }
+    found.data[factor] = value;
+    found.activations[factor] = activation;
+  }
+  const auto& result = found.result;
+  const bool alike = std::all_of(found.data.begin(), found.data.end(), [&](const Operand& data) {
+    return data.dtype == result.dtype && data.sizes && data.sizes == result.sizes;
+  });
+  const bool known = result.dtype == at::kFloat || result.dtype == at::kBFloat16;
+  return alike && known && result.sizes->size() >= kLeastRank ? std::optional(std::move(found))
+                                                              : std::nullopt;
+}
+
 std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const LoweredGraph& graph) {
   const bool relu = ops.size() == 2 && ops[1]->kind() == OpKind::ReLU;
   const auto& data = ops[0]->inputs()[0];
@@ -480,15 +508,13 @@ std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops,
   }
   const auto& data = ops[0]->inputs()[0];
   const auto& weight = *ops[0]->inputs()[1].sizes;
-  const auto behind = behindConvolution(ops);
-  const auto window = pair(weight);
+  const auto& last = *ops.back();
+  const bool leaks = ops.size() == 2 && last.kind() == OpKind::LeakyReLU;
+  const auto behind = behindConvolution(leaks ? Ops{ops[0]} : ops);
   const auto stride = pair(ops[0]->get_attr<Shape>(Attr::strides));
-  const auto padding = pair(ops[0]->get_attr<Shape>(Attr::pads_begin));
   const auto channels = (*data.sizes)[1];
-  if (!behind || behind->silu || behind->addend || behind->result.dtype != dtype ||
-      ops[0]->get_attr<int64_t>(Attr::groups) != channels || window[0] != window[1] ||
-      stride[0] != stride[1] || padding[0] != padding[1] ||
-      ops[0]->get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+  if (!behind || behind->silu || behind->addend || last.outputs()[0].dtype != dtype ||
+      ops[0]->get_attr<int64_t>(Attr::groups) != channels || stride[0] != stride[1]) {
     return std::nullopt;
   }
   const DepthwiseConvolution kernel{(*data.sizes)[0],
@@ -496,10 +522,12 @@ std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops,
                                     pair(*behind->result.sizes),
                                     channels,
                                     weight[0] / channels,
-                                    window[0],
+                                    pair(weight),
                                     stride[0],
-                                    padding[0],
+                                    pair(ops[0]->get_attr<Shape>(Attr::dilations)),
+                                    pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
                                     behind->rectifier,
+                                    leaks ? last.get_attr<float>(Attr::alpha) : 1,
                                     dtype == at::kBFloat16};
   return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
 }

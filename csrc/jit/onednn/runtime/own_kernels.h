@@ -61,6 +61,16 @@ bool winogradIsOn();
 // Of the op that computes it, by value.
 std::unordered_map<size_t, OpKind> producerKinds(const LoweredGraph& graph);
 
+// A product of two tensors of the same sizes, of three dimensions at least, one or both of which
+// are behind an activation.
+struct FoundGate {
+  std::array<Operand, 2> data;
+  std::array<std::optional<Activation>, 2> activations;
+  Operand result;
+};
+// The whole group; nothing for any other one.
+std::optional<FoundGate> gate(const LoweredGraph& graph);
+
 // An activation that is faster in a pass of its own over the data than in oneDNN's, of float32 or
 // bfloat16.
 struct ActivationApart {

@@ -17,6 +17,7 @@
 #include "jit/onednn/runtime/channel_shuffle.h"
 #include "jit/onednn/runtime/concat_affine.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/gate.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_norm.h"
@@ -97,8 +98,8 @@ class OwnSteps {
     return true;
   }
 
-  // A step for a depthwise convolution that makes several channels of each one, over channels-last
-  // images. False for any other partition.
+  // A step for a depthwise convolution that makes several channels of each one, or has a window
+  // with gaps, over channels-last images. False for any other partition.
   bool depthwise(const Ops& ops) {
     const auto kernel = llga::depthwiseConvolution(ops, draft_.lowered);
     const auto& inputs = ops[0]->inputs();
@@ -112,7 +113,7 @@ class OwnSteps {
     }
     const auto channels = kernel->channels;
     const auto multiplier = kernel->multiplier;
-    const auto parts = weight.view({channels, multiplier, kernel->window, kernel->window});
+    const auto parts = weight.view({channels, multiplier, kernel->window[0], kernel->window[1]});
     Plan::Step step;
     bindData(step, inputs[0]);
     bindParameter(step, inputs[1], parts.permute({1, 2, 3, 0}));
@@ -834,7 +835,7 @@ class OwnSteps {
       return false;
     }
     const auto parts = concatenated(ops);
-    return depthwiseVolume(ops, draft_.lowered) ||
+    return depthwiseVolume(ops, draft_.lowered) || llga::gate(draft_.lowered) ||
            std::any_of(parts.begin(), parts.end(),
                        [&](const Operand& part) { return part.id == input.id; });
   }
@@ -1653,6 +1654,42 @@ class OwnSteps {
     return draft_.group_outputs.size() == 1 && draft_.group_outputs.count(result.id) != 0;
   }
 
+  // A group that multiplies two channels-last images, which may be parts of others, behind
+  // activations: one step, by a kernel of our own. False for any other group, or other data.
+  bool gate() {
+    const auto found = llga::gate(draft_.lowered);
+    if (!found || !isOnlyResult(found->result) || !mayBeChannelsLast(found->result)) {
+      return false;
+    }
+    const auto& sizes = *found->result.sizes;
+    Gate kernel{sizes[0], c10::multiply_integers(sizes.begin() + 2, sizes.end()), sizes[1], {}};
+    Plan::Step step;
+    for (const size_t i : {0, 1}) {
+      const auto& data = found->data[i];
+      const auto lies =
+          draft_.knownSlot(data.id) ? pixelStridesOf(draft_.inputLayout(data.id)) : std::nullopt;
+      if (!lies) {
+        return false;
+      }
+      kernel.parts[i] = {lies->image, lies->pixel, found->activations[i]};
+      bindData(step, data);
+    }
+    addChannelsLastResult(step, found->result);
+    const bool narrow = found->result.dtype == at::kBFloat16;
+    step.kernel = {[kernel, narrow](auto from, auto to) {
+                     const auto run = [&](auto* result) {
+                       using Number = std::remove_pointer_t<decltype(result)>;
+                       kernel.run(static_cast<const Number*>(from[0]),
+                                  static_cast<const Number*>(from[1]), result);
+                     };
+                     narrow ? run(static_cast<Bfloat16*>(to[0])) : run(static_cast<float*>(to[0]));
+                   },
+                   "binary", "llga_gate"};
+    draft_.plan->steps.push_back(std::move(step));
+    draft_.plan->takes_non_finite = true;
+    return true;
+  }
+
   // A group that quantizes float32 numbers and does nothing else, in the order of its data. False
   // for any other group.
   bool quantization() {
@@ -1915,7 +1952,7 @@ bool addOwnGroup(PlanDraft& draft) {
   OwnSteps steps(draft);
   return steps.productAndMore() || steps.roundedLayerNorm() || steps.concatAffine() ||
          steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
-         steps.quantizedExcitation() || steps.affineSum() || steps.quantization() ||
+         steps.quantizedExcitation() || steps.affineSum() || steps.gate() || steps.quantization() ||
          steps.wholeActivation();
 }
 
