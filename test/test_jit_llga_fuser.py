@@ -2072,6 +2072,21 @@ def test_sequence_with_special_values(value: float) -> None:
     check(m, [x], fallbacks=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(), (20,), (16, 1), (2, 16, 20), (3, 1, 16, 20)], ids=str)
+def test_sequence_and_something_else(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Which has any number of dimensions, and types are promoted as without a row."""
+    m = net("F.relu(self.c(x) + y) * y", args="x, y", c=nn.Conv1d(8, 16, 3, padding=1)).eval()
+    x = torch.randn(2, 8, 20)
+    for trace_with in (torch.zeros(()), torch.ones(2, 16, 20)):
+        script = to_script(m, [x, trace_with])
+        y = (torch.randn(shape) * 4).to(dtype)
+        for _ in range(3):
+            got, expected = script(x, y), m(x, y)
+            assert got.dtype == expected.dtype
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_sequence_of_one_channel() -> None:
     """An image of one channel lies in either order at once."""
     m = net("self.p(F.relu(self.c(x)))", c=nn.Conv1d(1, 1, 3), p=nn.Conv1d(1, 4, 5, 2)).eval()

@@ -279,15 +279,32 @@ def test_gate(case: str, size: tuple[int, ...], dtype: torch.dtype) -> None:
         pytest.skip("oneDNN has no bf16 kernels on this processor")
     code, own = GATES[case]
     made, conv = size[1] * 2, nn.Conv1d if len(size) == 3 else nn.Conv2d
+    product = code.format(dim=1 - len(size))
     m = net(
-        "y = F.relu(self.c(x))\na, b = y.chunk(2, 1)\ns = torch.sigmoid(b)\n"
-        f"return self.d({code})".replace("F.relu(self.c(x))", "self.c(x)").format(dim=1 - len(size)),
+        f"y = self.c(x)\na, b = y.chunk(2, 1)\ns = torch.sigmoid(b)\nreturn self.d({product})",
         c=conv(6, made, 1), d=conv(size[1], 5, 1),
     ).eval()  # fmt: skip
     x = torch.randn(size[0], 6, *size[2:])
     check(m, [x], fused="mul" if own and case != "of_glu" else "", dtype=dtype, fallbacks=not own)
     found = kernels_of(m.to(dtype), x.to(dtype))
     assert ("llga_gate" in found) == (own and has_own_kernels()), found
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("of_both", [False, True])
+def test_gate_in_other_orders(of_both: bool, layout: torch.memory_format) -> None:
+    """A part of a caller's tensor, and a product that the caller gets, lie as in eager."""
+    m = net(
+        "a, b = self.c(x).chunk(2, 1)\n"
+        f"return torch.tanh({'a' if of_both else 'x[:, 2:10]'}) * torch.sigmoid(b)",
+        c=nn.Conv2d(12, 16, 1),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 12, 5, 6).to(memory_format=layout)
+    script = to_script(m, [x])
+    for _ in range(4):
+        y, expected = script(x), m(x)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+        assert y.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

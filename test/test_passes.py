@@ -2475,7 +2475,7 @@ SEQUENCES_FIRST = "conv1d(%x, %w, %b, %one, %one, %one, %1)"
             "unsqueeze _convolution relu pad conv2d add squeeze",
         ),
         # Of any number of dimensions, none included.
-        ([("%6, %x", "%6, %i")], "unsqueeze conv2d relu pad conv2d squeeze add"),
+        ([("%6, %x", "%6, %i")], "unsqueeze conv2d relu pad conv2d llga::with_row add squeeze"),
         ([("%6, %x", "%6, %b")], "unsqueeze conv2d relu pad conv2d unsqueeze add squeeze"),
         # Somebody writes to it.
         ([("aten::relu(", "aten::relu_(")], None),

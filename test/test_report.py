@@ -705,11 +705,12 @@ def test_profilers_show_groups(tmp_path: pathlib.Path, fuser: None) -> None:
 
 def test_names_of_groups() -> None:
     cases = {
-        "conv_transpose1d+relu": net("self.c(x).relu()", c=nn.ConvTranspose1d(4, 4, 3)),
+        # A sequence is an image of one row.
+        "conv_transpose2d+relu": net("self.c(x).relu()", c=nn.ConvTranspose1d(4, 4, 3)),
         "conv3d+sigmoid": net("self.c(x).sigmoid()", c=nn.Conv3d(4, 4, 1)),
     }
     inputs = {
-        "conv_transpose1d+relu": torch.rand(1, 4, 9),
+        "conv_transpose2d+relu": torch.rand(1, 4, 9),
         "conv3d+sigmoid": torch.rand(1, 4, 3, 3, 3),
     }
     for name, module in cases.items():

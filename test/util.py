@@ -64,6 +64,8 @@ NAMES = {
         "aten::conv_transpose2d",
         "aten::conv_transpose3d",
     ),
+    # Behind a convolution of sequences, which becomes one of images.
+    "adaptive_avg_pool1d": ("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d"),
     # The executor takes addmm apart (alpha = beta = 1) and a table need not know it.
     "addmm": ("aten::addmm", "aten::mm"),
     "einsum": ("aten::einsum", "llga::einsum"),

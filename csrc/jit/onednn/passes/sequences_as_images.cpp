@@ -12,13 +12,15 @@
 // What follows a convolution, up to where an op does not take an image of one row for a sequence,
 // is computed of the image, so that no view parts the two. Where a dimension is counted from the
 // front, or stands for channels, the rank has to be known (known_shapes.h), since sequences may
-// come without a batch. Nothing that is written to is touched.
+// come without a batch. Operands that may have no dimension at all get the row by llga::with_row,
+// which leaves such as they are. Nothing that is written to is touched.
 //
 // The end of a padded sequence that is cut off behind the convolution (a causal one) is not padded:
 // the slice is gone, and what follows it joins the convolution.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <algorithm>
 #include <optional>
@@ -111,6 +113,19 @@ std::optional<std::vector<int64_t>> withRow(const std::string& name, std::vector
   const bool adds = name == "padding" || name == "output_padding";
   numbers.insert(numbers.begin(), adds ? 0 : 1);
   return numbers;
+}
+
+// What aten::unsqueeze gives, of a tensor without dimensions the tensor itself.
+Symbol withRowKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::with_row");
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      "llga::with_row(Tensor(a) self) -> Tensor(a)",
+      [](torch::jit::Stack& stack) {
+        auto self = torch::jit::pop(stack).toTensor();
+        torch::jit::push(stack, self.dim() > 0 ? self.unsqueeze(kRow) : self);
+      },
+      c10::AliasAnalysisKind::FROM_SCHEMA)});
+  return kind;
 }
 
 // Of a batch of sequences: the channels are another dimension without one.
@@ -248,21 +263,28 @@ class Lifting {
     return image != nullptr && image->follows;
   }
 
-  // Whether an operand has dimensions for sure, so that a row can be put in.
-  bool hasDimensions(const Value* value, const Node* reader) const {
-    return imageOf(value, reader) != nullptr || rank(value).value_or(0) > 0 ||
-           (constantTensor(value).defined() && constantTensor(value).dim() > 0);
-  }
-
-  // An image of what has dimensions, in front of its reader.
-  Value* asImage(Value* sequence, Node* reader) {
+  // In front of its reader.
+  Value* asImage(Value* sequence, Node* reader, bool has_dimensions = true) {
     if (const auto* image = imageOf(sequence, reader)) {
       return image->value;
     }
-    auto* view = create(aten::unsqueeze, {sequence, constant(kRow, reader)}, reader);
-    view->output()->setType(imageType(sequence));
-    images_.insert_or_assign(sequence, Image{view->output(), false});
-    return view->output();
+    auto* source = sequence->node();
+    auto* image = has_dimensions
+                      ? create(aten::unsqueeze, {sequence, constant(kRow, reader)}, reader)
+                  : isRounded(source)  // so that its reader may take it in 8 bit
+                      ? clone(source, reader, {{0, asImage(source->input(0), reader, false)}})
+                      : create(withRowKind(), {sequence}, reader);
+    image->output()->setType(imageType(sequence));
+    images_.insert_or_assign(sequence, Image{image->output(), false});
+    return image->output();
+  }
+
+  // Whether it quantizes with one scale, or dequantizes such, and nobody writes to either.
+  bool isRounded(const Node* node) const {
+    const auto* quantize = isDequantize(node) ? node->input(0)->node() : node;
+    const auto params = isQuantize(quantize) ? quantizeParams(quantize) : std::nullopt;
+    return params && params->perTensor() &&
+           std::find(nodes_.begin(), nodes_.end(), node) != nodes_.end();
   }
 
   Value* constant(const c10::IValue& value, Node* before) {
@@ -379,16 +401,15 @@ class Lifting {
     const auto operands = node->inputs().slice(0, count);
     const bool any = std::any_of(operands.begin(), operands.end(),
                                  [&](const Value* value) { return follows(value, node); });
-    const bool all = std::all_of(operands.begin(), operands.end(), [&](const Value* value) {
-      return isNumber(value) || hasDimensions(value, node);
-    });
-    if (!any || !all || (needsChannels(node) && rank(node->input(0)) != kRank)) {
+    if (!any || (needsChannels(node) && rank(node->input(0)) != kRank)) {
       return;
     }
     std::vector<std::pair<size_t, Value*>> images;
     for (size_t i = 0; i < count; ++i) {
       if (!isNumber(operands[i])) {
-        images.emplace_back(i, asImage(operands[i], node));
+        const bool has_dimensions =
+            rank(operands[i]).value_or(0) > 0 || constantTensor(operands[i]).defined();
+        images.emplace_back(i, asImage(operands[i], node, has_dimensions));
       }
     }
     replace(node, clone(node, node, images));

@@ -835,7 +835,7 @@ class OwnSteps {
       return false;
     }
     const auto parts = concatenated(ops);
-    return depthwiseVolume(ops, draft_.lowered) || llga::gate(draft_.lowered) ||
+    return depthwiseVolume(ops, draft_.lowered) || gateOfImages() ||
            std::any_of(parts.begin(), parts.end(),
                        [&](const Operand& part) { return part.id == input.id; });
   }
@@ -1654,33 +1654,45 @@ class OwnSteps {
     return draft_.group_outputs.size() == 1 && draft_.group_outputs.count(result.id) != 0;
   }
 
-  // A group that multiplies two channels-last images, which may be parts of others, behind
-  // activations: one step, by a kernel of our own. False for any other group, or other data.
-  bool gate() {
-    const auto found = llga::gate(draft_.lowered);
+  // A group that multiplies two images whose channels lie side by side, which may be parts of
+  // others, behind activations, to a channels-last one.
+  std::optional<std::pair<FoundGate, Gate>> gateOfImages() const {
+    auto found = llga::gate(draft_.lowered);
     if (!found || !isOnlyResult(found->result) || !mayBeChannelsLast(found->result)) {
-      return false;
+      return std::nullopt;
     }
     const auto& sizes = *found->result.sizes;
     Gate kernel{sizes[0], c10::multiply_integers(sizes.begin() + 2, sizes.end()), sizes[1], {}};
-    Plan::Step step;
     for (const size_t i : {0, 1}) {
-      const auto& data = found->data[i];
+      const auto id = found->data[i].id;
       const auto lies =
-          draft_.knownSlot(data.id) ? pixelStridesOf(draft_.inputLayout(data.id)) : std::nullopt;
+          draft_.knownSlot(id) ? pixelStridesOf(draft_.inputLayout(id)) : std::nullopt;
       if (!lies) {
-        return false;
+        return std::nullopt;
       }
       kernel.parts[i] = {lies->image, lies->pixel, found->activations[i]};
+    }
+    return std::pair(std::move(*found), kernel);
+  }
+
+  // One step for such a group, by a kernel of our own. False for any other one.
+  bool gate() {
+    const auto found = gateOfImages();
+    if (!found) {
+      return false;
+    }
+    Plan::Step step;
+    for (const auto& data : found->first.data) {
       bindData(step, data);
     }
-    addChannelsLastResult(step, found->result);
-    const bool narrow = found->result.dtype == at::kBFloat16;
-    step.kernel = {[kernel, narrow](auto from, auto to) {
-                     const auto run = [&](auto* result) {
-                       using Number = std::remove_pointer_t<decltype(result)>;
+    const auto& result = found->first.result;
+    addChannelsLastResult(step, result);
+    const bool narrow = result.dtype == at::kBFloat16;
+    step.kernel = {[kernel = found->second, narrow](auto from, auto to) {
+                     const auto run = [&](auto* product) {
+                       using Number = std::remove_pointer_t<decltype(product)>;
                        kernel.run(static_cast<const Number*>(from[0]),
-                                  static_cast<const Number*>(from[1]), result);
+                                  static_cast<const Number*>(from[1]), product);
                      };
                      narrow ? run(static_cast<Bfloat16*>(to[0])) : run(static_cast<float*>(to[0]));
                    },
