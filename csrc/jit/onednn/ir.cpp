@@ -260,6 +260,11 @@ std::optional<int64_t> intOf(const Value* value) {
   return known && known->isInt() ? std::optional(known->toInt()) : std::nullopt;
 }
 
+std::optional<std::vector<int64_t>> intsOf(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  return known && known->isIntList() ? std::optional(known->toIntVector()) : std::nullopt;
+}
+
 bool isTrue(const Value* value) {
   const auto known = torch::jit::toIValue(value);
   return known && known->isBool() && known->toBool();
@@ -294,6 +299,17 @@ bool movesNumbers(const Node* node) {
 
 bool takesPart(const Node* node) {
   return node->kind() == torch::jit::aten::slice || node->kind() == torch::jit::aten::select;
+}
+
+bool beginsAtFirst(const Node* slice) {
+  return slice->input(2)->mustBeNone() || intOf(slice->input(2)) == 0;
+}
+
+bool takesAll(const Node* slice) {
+  const auto* end = slice->input(3);
+  return beginsAtFirst(slice) &&
+         (end->mustBeNone() || intOf(end) == std::numeric_limits<int64_t>::max()) &&
+         intOf(slice->input(4)) == 1;
 }
 
 bool makesParts(const Node* node) {

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace llga {
 
@@ -133,6 +134,11 @@ bool movesNumbers(const Node* node);
 // True for those that may drop some.
 bool takesPart(const Node* node);
 
+// Whether an aten::slice of a tensor begins with the first item, and whether it takes all of them,
+// for sure.
+bool beginsAtFirst(const Node* slice);
+bool takesAll(const Node* slice);
+
 // Whether it makes parts of a tensor that have its rank, as many as it has outputs.
 bool makesParts(const Node* node);
 
@@ -145,6 +151,9 @@ bool isBinary(const Node* node);
 
 // The integer that `value` is, if it is a constant.
 std::optional<int64_t> intOf(const Value* value);
+
+// The list of integers that `value` is, if it is a constant.
+std::optional<std::vector<int64_t>> intsOf(const Value* value);
 
 // The tensor that `value` is, if it is a constant; undefined otherwise.
 at::Tensor constantTensor(const Value* value);

@@ -60,8 +60,7 @@ std::vector<Node*> gateOf(Node* product) {
 
 // aten::glu over the channels of a convolution, of which there is an even number.
 bool halvesChannels(const Node* glu) {
-  static const auto kGlu = Symbol::fromQualString("aten::glu");
-  if (glu->kind() != kGlu || !isConvolution(glu->input(0)->node())) {
+  if (glu->kind() != aten::glu || !isConvolution(glu->input(0)->node())) {
     return false;
   }
   const auto weight = constantTensor(glu->input(0)->node()->namedInput("weight"));

@@ -100,15 +100,11 @@ struct Branch {
 };
 
 std::optional<std::vector<int64_t>> intsOf(const Value* value, size_t count) {
-  const auto known = toIValue(value);
-  if (!known || !known->isIntList()) {
-    return std::nullopt;
+  auto ints = llga::intsOf(value);
+  if (ints && ints->size() == 1) {
+    ints->resize(count, ints->front());
   }
-  auto ints = known->toIntVector();
-  if (ints.size() == 1) {
-    ints.resize(count, ints[0]);
-  }
-  return ints.size() == count ? std::optional(std::move(ints)) : std::nullopt;
+  return ints && ints->size() == count ? ints : std::nullopt;
 }
 
 std::optional<Branch> convolutionOf(const Node* node) {

@@ -35,7 +35,6 @@
 #include <array>
 #include <cctype>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "jit/onednn/passes/known_types.h"
@@ -709,14 +708,7 @@ class TanhGelu {
 
 // x[:, :n] has three of them if x has four dimensions. What is returned stays a tensor of its own.
 bool dropWholeSlice(Node* node) {
-  constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
-  const auto isNone = [](const Value* value) { return value->mustBeNone(); };
-  const auto is = [](const Value* value, int64_t number) {
-    return intOf(value) == std::optional<int64_t>(number);
-  };
-  if (node->inputs().size() != 5 || !isTensor(node->input(0)) ||
-      !(isNone(node->input(2)) || is(node->input(2), 0)) ||
-      !(isNone(node->input(3)) || is(node->input(3), kNoEnd)) || !is(node->input(4), 1)) {
+  if (node->inputs().size() != 5 || !isTensor(node->input(0)) || !takesAll(node)) {
     return false;
   }
   const auto& uses = node->output()->uses();

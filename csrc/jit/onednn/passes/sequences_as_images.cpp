@@ -45,8 +45,6 @@ namespace prim = torch::jit::prim;
 constexpr int64_t kRow = -2;  // the dimension that an image of one row has more
 constexpr size_t kRank = 3;   // of a batch of sequences
 
-Symbol atenKind(const char* name) { return Symbol::fromQualString(std::string("aten::") + name); }
-
 // What computes of an image what the op computes of a sequence; nullopt for other ops. All have
 // the same inputs, with lists of two in the place of lists of one.
 std::optional<Symbol> windowsOfImages(const Node* node) {
@@ -55,17 +53,12 @@ std::optional<Symbol> windowsOfImages(const Node* node) {
       {aten::conv_transpose1d, aten::conv_transpose2d},
       {aten::_convolution, aten::_convolution},
       {aten::convolution, aten::convolution},
-      {atenKind("_convolution_mode"), atenKind("_convolution_mode")},
+      {aten::_convolution_mode, aten::_convolution_mode},
       {aten::max_pool1d, aten::max_pool2d},
       {aten::avg_pool1d, aten::avg_pool2d},
       {aten::adaptive_avg_pool1d, aten::adaptive_avg_pool2d}};
   const auto found = kinds.find(node->kind());
   return found == kinds.end() ? std::nullopt : std::optional(found->second);
-}
-
-std::optional<std::vector<int64_t>> intsOf(const Value* list) {
-  const auto known = toIValue(list);
-  return known && known->isIntList() ? std::optional(known->toIntVector()) : std::nullopt;
 }
 
 // The constant that a weight is, or is made of by casts; undefined for another one.
@@ -217,7 +210,7 @@ class Lifting {
   void lift(Node* node) {
     if (windowsOfImages(node)) {
       liftWindows(node);
-    } else if (node->kind() == aten::slice || node->kind() == atenKind("glu") ||
+    } else if (node->kind() == aten::slice || node->kind() == aten::glu ||
                node->kind() == prim::ConstantChunk) {
       liftParts(node);
     } else if (node->kind() == prim::ListUnpack) {
@@ -226,14 +219,12 @@ class Lifting {
       liftConcatenation(node);
     } else if (node->kind() == aten::mean) {
       liftMean(node);
-    } else if (node->kind() == aten::pad || node->kind() == constantPad()) {
+    } else if (node->kind() == aten::pad || node->kind() == aten::constant_pad_nd) {
       liftPadding(node);
     } else if (const auto count = operandsOfEach(node)) {
       liftEach(node, count);
     }
   }
-
-  static Symbol constantPad() { return atenKind("constant_pad_nd"); }
 
   // ------------------------------------------------------------------ images
 
@@ -293,8 +284,8 @@ class Lifting {
   }
 
   // In front of `node`, in whose place it is.
-  Node* create(Symbol kind, at::ArrayRef<Value*> inputs, Node* node, size_t outputs = 1) {
-    auto* created = graph_->create(kind, inputs, outputs);
+  Node* create(Symbol kind, at::ArrayRef<Value*> inputs, Node* node) {
+    auto* created = graph_->create(kind, inputs, 1);
     created->insertBefore(node);
     created->copyMetadata(node);
     return created;
@@ -463,7 +454,7 @@ class Lifting {
     auto* conv = imageOf(sequence, slice)->value->node();
     if (slice->kind() != aten::slice || !isConvolution(conv) || sequence->uses().size() != 1 ||
         conv->output()->uses().size() != 1 || !isLast(intOf(slice->input(1)), sequence) ||
-        !isNoneOrZero(slice->input(2)) || intOf(slice->input(4)) != 1) {
+        !beginsAtFirst(slice) || intOf(slice->input(4)) != 1) {
       return false;
     }
     constexpr size_t kPadding = 4;  // among a convolution's inputs
@@ -490,11 +481,6 @@ class Lifting {
     slice->output()->setType(paddedType(slice->output(), 0));  // without gaps
     replace(slice, image);
     return true;
-  }
-
-  static bool isNoneOrZero(const Value* value) {
-    const auto known = toIValue(value);
-    return known && (known->isNone() || *known == c10::IValue(0));
   }
 
   // Of a tensor like `value`, without gaps, whose last dimension is longer by `more`.
@@ -554,8 +540,8 @@ class Lifting {
   // By a constant, behind a convolution or of one that reads nothing else.
   void liftPadding(Node* node) {
     auto* sequence = node->input(0);
-    const bool fixed =
-        node->kind() == constantPad() || toIValue(node->input(2)) == c10::IValue("constant");
+    const bool fixed = node->kind() == aten::constant_pad_nd ||
+                       toIValue(node->input(2)) == c10::IValue("constant");
     auto numbers = intsOf(node->input(1));
     const auto& uses = node->output()->uses();
     const bool before = uses.size() == 1 && uses[0].offset == 0 && isOfSequences(uses[0].user);

@@ -29,7 +29,6 @@
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <unordered_set>
 
@@ -47,11 +46,6 @@ namespace prim = torch::jit::prim;
 using torch::jit::AliasDb;
 using torch::jit::toIValue;
 using torch::jit::WithInsertPoint;
-
-std::optional<std::vector<int64_t>> intsOf(const Value* value) {
-  const auto known = toIValue(value);
-  return known && known->isIntList() ? std::optional(known->toIntVector()) : std::nullopt;
-}
 
 bool isConstantOrNone(const Value* value) { return toIValue(value).has_value(); }
 
@@ -341,15 +335,6 @@ class Sinker {
       default:
         return false;
     }
-  }
-
-  static bool takesAll(const Node* slice) {
-    const auto start = toIValue(slice->input(2));
-    const auto end = toIValue(slice->input(3));
-    const auto step = toIValue(slice->input(4));
-    return start && (start->isNone() || start == c10::IValue(int64_t{0})) && end &&
-           (end->isNone() || end == c10::IValue(std::numeric_limits<int64_t>::max())) &&
-           step == c10::IValue(int64_t{1});
   }
 
   // --------------------------------------------------------------------------------------- sizes

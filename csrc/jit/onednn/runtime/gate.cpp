@@ -19,10 +19,16 @@ void load(const Bfloat16* from, int64_t pixels, int64_t channels, int64_t stride
   vector_loops::kernels().widenRows(from, pixels, channels, stride, to);
 }
 
-void store(const float* from, int64_t count, float* to) { std::copy_n(from, count, to); }
+// `a` may be written to.
+void multiply(float* a, const float* b, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = a[i] * b[i];
+  }
+}
 
-void store(const float* from, int64_t count, Bfloat16* to) {
-  vector_loops::kernels().narrowRows(from, 1, count, to, count);
+void multiply(float* a, const float* b, int64_t count, Bfloat16* to) {
+  multiply(a, b, count, a);
+  vector_loops::kernels().narrowRows(a, 1, count, to, count);
 }
 
 }  // namespace
@@ -50,10 +56,7 @@ void Gate::runAll(const T* a, const T* b, T* to) const {
                                                                  factors[i], count);
                          }
                        }
-                       for (int64_t i = 0; i < count; ++i) {
-                         factors[0][i] *= factors[1][i];
-                       }
-                       store(factors[0], count, to + begin * channels);
+                       multiply(factors[0], factors[1], count, to + begin * channels);
                        begin += rows;
                      }
                    });
