@@ -16,6 +16,7 @@
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/own_norm.h"
+#include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/written_attention.h"
 
@@ -346,7 +347,7 @@ class BlockPartitioner {
   void lowerAll(const AliasDb& aliases) {
     const auto integer_feeders = feedsIntegerCast(block_, facts_);
     auto taken = findAttention(aliases, integer_feeders);
-    findNorms(aliases, integer_feeders, taken);
+    findOwn(aliases, integer_feeders, taken);
     for (auto* node : block_->nodes()) {
       const auto* entry = findOp(node);
       if (entry == nullptr || isQuantizedConstant(node) || taken.count(node) != 0) {
@@ -370,13 +371,16 @@ class BlockPartitioner {
     }
   }
 
-  // Proposes norms and rotations for our own kernels, and adds their nodes to `taken`.
-  void findNorms(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
+  // Proposes norms, rotations and recurrent layers for our own kernels, and adds their nodes to `taken`.
+  void findOwn(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
                  std::unordered_set<const Node*>& taken) {
     for (const auto* node : block_->nodes()) {
       auto members = ownNorm(node, facts_);
       if (members.empty()) {
         members = ownRotary(node, facts_);
+      }
+      if (members.empty() && isOwnRecurrent(node, facts_)) {
+        members = {node};
       }
       const bool free = std::none_of(members.begin(), members.end(), [&](const Node* member) {
         return aliases.hasWriters(member) || integer_feeders.count(member) != 0 ||

@@ -245,6 +245,16 @@ class Absorber {
 
 // -------------------------------------------------------------------------------------- rewriting
 
+// torch's merging takes the outputs of a node that are read for its first ones. Where they are not,
+// all are read, by a node that is dead code afterwards.
+void readFirstOutputs(Node* node) {
+  const auto outputs = node->outputs();
+  const auto is_read = [](const Value* output) { return output->hasUses(); };
+  if (!std::is_partitioned(outputs.begin(), outputs.end(), is_read)) {
+    node->owningGraph()->create(prim::TupleConstruct, outputs, 1)->insertAfter(node);
+  }
+}
+
 class BlockFuser {
  public:
   explicit BlockFuser(const GraphPtr& graph) : graph_(graph) {}
@@ -265,6 +275,7 @@ class BlockFuser {
     }
     for (auto& proposal : proposals) {
       Absorber(proposal.nodes).run();
+      std::for_each(proposal.nodes.begin(), proposal.nodes.end(), readFirstOutputs);
     }
     aliases_ = std::make_unique<AliasDb>(graph_);
     for (auto& proposal : proposals) {

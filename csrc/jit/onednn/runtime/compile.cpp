@@ -16,6 +16,7 @@
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
+#include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/partition_key.h"
@@ -61,7 +62,7 @@ class PlanCompiler {
     const auto& facts = *draft_.request.facts;
     if (findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
         findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts) ||
-        findRotary(subgraph, facts)) {
+        findRotary(subgraph, facts) || findRecurrent(subgraph, facts)) {
       return result;  // nothing of it is oneDNN's
     }
     lower();

@@ -22,6 +22,7 @@
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
+#include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 #include "jit/onednn/runtime/vector_loops.h"
@@ -1069,6 +1070,136 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
+  // One step for a group that is a recurrent layer, or several, behind another one if its data does
+  // not lie by rows of a step and sequence.
+  void recurrent(const FoundRecurrent& found) {
+    Plan::Step step;
+    auto kernel = found.kernel;
+    const auto stridesOf = [&](const Shape& strides) {
+      return found.batch_first ? Recurrent::Strides{strides[1], strides[0]}
+                               : Recurrent::Strides{strides[0], strides[1]};
+    };
+    auto data = located(found.data);
+    if (!liesByRows(data.second)) {
+      data = copied(data, found.data);
+    }
+    kernel.source_strides = stridesOf(rowsIn(data.second));
+    step.inputs.push_back(data);
+    for (const auto* state : {found.units, found.cells}) {
+      if (state != nullptr) {
+        auto from = located(state);
+        const auto rows = c10::TensorType::contiguousStridesOf(from.second.get_dims());
+        step.inputs.push_back(from.second.get_strides() == rows ? from : copied(from, state));
+      }
+    }
+    const auto of_states = step.inputs.size();
+    bindRecurrentParameters(step, found);
+
+    const auto facts = draft_.request.facts->tensor(found.result);
+    const auto layout =
+        strided(found.result->unique(), *facts.dtype, *facts.sizes, *facts.strides);
+    if (!liesByRows(layout)) {
+      throw CompileError{"a recurrent layer whose result does not lie by rows"};
+    }
+    kernel.result_strides = stridesOf(rowsIn(layout));
+    draft_.addResult(step, layout);
+    std::array<size_t, 2> last{};  // outputs of the step; 0 where nobody reads it
+    for (const size_t i : {0, 1}) {
+      const auto* value = i == 0 ? found.last_units : found.last_cells;
+      if (value == nullptr || draft_.group_outputs.count(value->unique()) == 0) {
+        continue;
+      }
+      const auto state = draft_.request.facts->tensor(value);
+      const auto rows = c10::TensorType::contiguousStridesOf(*state.sizes);
+      if (canonicalStrides(*state.sizes, *state.strides) != rows) {
+        throw CompileError{"a recurrent layer whose last state does not lie by rows"};
+      }
+      last[i] = step.outputs.size();
+      draft_.addResult(step, strided(value->unique(), *state.dtype, *state.sizes, rows));
+    }
+    const bool is_narrow = *facts.dtype == at::kBFloat16;
+    const Shape numbers{kernel.scratch(is_narrow)};
+    const Layout scratch(found.result->node()->input(0)->unique(), DataType::f32, numbers, Shape{1});
+    step.outputs.emplace_back(draft_.temporary(scratch), scratch);
+    const auto with = [&]<typename T>(T) -> Plan::Kernel {
+      return {[kernel, last, of_states, lstm = found.cells != nullptr,
+               gru = kernel.cell == Recurrent::Cell::gru](auto from, auto to) {
+                Recurrent::Data<T> data{};
+                data.source = static_cast<const T*>(from[0]);
+                data.units = static_cast<const T*>(from[1]);
+                data.cells = lstm ? static_cast<const T*>(from[2]) : nullptr;
+                for (auto i = of_states; i < from.size(); i += gru ? 4 : 3) {
+                  const auto at = [&](size_t j) { return static_cast<const float*>(from[i + j]); };
+                  data.parameters.push_back({at(0), at(1), at(2), gru ? at(3) : nullptr});
+                }
+                data.result = static_cast<T*>(to[0]);
+                data.last_units = last[0] != 0 ? static_cast<T*>(to[last[0]]) : nullptr;
+                data.last_cells = last[1] != 0 ? static_cast<T*>(to[last[1]]) : nullptr;
+                data.scratch = static_cast<float*>(to[to.size() - 1]);
+                kernel.run(data);
+              },
+              "rnn", fmt::format("llga_recurrent:{}", Linear::kernels().name)};
+    };
+    step.kernel = is_narrow ? with(Bfloat16{}) : with(float{});
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
+  void bindRecurrentParameters(Plan::Step& step, const FoundRecurrent& found) {
+    const auto& kernel = found.kernel;
+    const auto of_each = found.parameters.size() /
+                         static_cast<size_t>(kernel.layers * kernel.directions);
+    const auto bindMade = [&](const at::Tensor& tensor) {
+      const auto slot = draft_.keep(tensor);
+      bind(step, slot, strided(0, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(), true));
+    };
+    const auto bindWeight = [&](const at::Tensor& weight, const Shape& sizes, const auto& order) {
+      if (const auto releasable = findReleasable(weight)) {
+        releasable->pin();
+      }
+      auto packed = transformWeight(weight, sizes, at::kFloat, order);
+      const auto slot = draft_.constantSlot(packed->data());
+      draft_.plan->packed.push_back(std::move(packed));
+      bind(step, slot, strided(0, at::kFloat, sizes,
+                               c10::TensorType::contiguousStridesOf(sizes), /*constant=*/true));
+    };
+    for (size_t i = 0; i < found.parameters.size(); i += of_each) {
+      const auto layer = static_cast<int64_t>(i / of_each) / kernel.directions;
+      const auto& inputs = found.parameters[i];
+      const auto& units = found.parameters[i + 1];
+      bindWeight(inputs, kernel.inputWeightSizes(layer), [&](const at::Tensor& to) {
+        kernel.orderInputWeight(inputs, layer, to);
+      });
+      bindWeight(units, kernel.hiddenWeightSizes(),
+                 [&](const at::Tensor& to) { kernel.orderHiddenWeight(units, to); });
+      const bool biases = of_each == 4;
+      const auto none = at::zeros({inputs.size(0)}, at::kFloat);
+      const auto& hidden = biases ? found.parameters[i + 3] : none;
+      bindMade(kernel.inputBias(biases ? found.parameters[i + 2] : none, hidden));
+      if (kernel.cell == Recurrent::Cell::gru) {
+        bindMade(kernel.newBias(hidden));
+      }
+    }
+  }
+
+  // Whether the last of three dimensions lies in rows, one behind the other in either order.
+  static bool liesByRows(const Layout& layout) {
+    const auto sizes = layout.get_dims();
+    const auto strides = layout.get_strides();
+    const auto apart = [&](size_t outer, size_t inner) {
+      return (sizes[inner] == 1 || strides[inner] == sizes[2]) &&
+             (sizes[outer] == 1 || strides[outer] == sizes[inner] * sizes[2]);
+    };
+    return (sizes[2] == 1 || strides[2] == 1) && (apart(0, 1) || apart(1, 0));
+  }
+
+  // Strides of the first two of three dimensions that lie by rows, also where there is one row.
+  static Shape rowsIn(const Layout& layout) {
+    const auto sizes = layout.get_dims();
+    const auto strides = layout.get_strides();
+    return {sizes[0] == 1 ? sizes[1] * sizes[2] : strides[0],
+            sizes[1] == 1 ? sizes[2] : strides[1]};
+  }
+
   // Binds rows of numbers, and returns the strides of the dimensions before, as of a tensor that is
   // expanded to `sizes` of those.
   Shape rowStrides(Plan::Step& step, const Value* value, const Shape& sizes) {
@@ -1955,6 +2086,10 @@ bool addUnlowered(PlanDraft& draft) {
   }
   if (const auto found = findRotary(*draft.request.subgraph, *draft.request.facts)) {
     OwnSteps(draft).rotary(*found);
+    return true;
+  }
+  if (const auto found = findRecurrent(*draft.request.subgraph, *draft.request.facts)) {
+    OwnSteps(draft).recurrent(*found);
     return true;
   }
   return false;

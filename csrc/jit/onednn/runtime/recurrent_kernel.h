@@ -1,0 +1,183 @@
+// Included by one source for each instruction set, behind its Simd.
+//
+// The gates of a block of units, of a few sequences, stay in registers while the units of the step
+// before pass by, each with the next piece of the weight. One sequence has less sums than additions
+// are under way at a time: it has several of each, of every so many units.
+#include "jit/onednn/runtime/activations.h"
+#include "jit/onednn/runtime/recurrent_blocks.h"
+#include "jit/onednn/runtime/vector.h"
+
+namespace llga::recurrent {
+namespace {
+
+// Where the results of one row and block are, and what else they depend on.
+struct Place {
+  const float* sums;  // (gate, unit)
+  const float* before;
+  float* after;
+  float* cells;
+  int64_t count;  // of units
+};
+
+inline Vector load(const float* from, int64_t count) {
+  return count == kVectorWidth ? loadVector(from) : loadFirst(from, count);
+}
+
+inline void store(float* to, Vector x, int64_t count) {
+  if (count == kVectorWidth) {
+    storeVector(to, x);
+  } else {
+    storeFirst(to, x, count);
+  }
+}
+
+struct Lstm {
+  static constexpr int kGates = 4;  // in, forget, new, out
+  static constexpr int kRows = kVectorWidth == 16 ? 6 : 3;
+  static constexpr int kApart = kGates;  // from here on, gates begin with the bias
+
+  static void finish(const Vector* gates, const Place& at) {
+    const Vector cells = Sigmoid::of(gates[1]) * load(at.cells, at.count) +
+                         Sigmoid::of(gates[0]) * Tanh::of(gates[2]);
+    store(at.cells, cells, at.count);
+    store(at.after, Sigmoid::of(gates[3]) * Tanh::of(cells), at.count);
+  }
+};
+
+struct Gru {
+  static constexpr int kGates = 3;  // reset, update, new
+  static constexpr int kRows = kVectorWidth == 16 ? 8 : 3;
+  static constexpr int kApart = 2;
+
+  static void finish(const Vector* gates, const Place& at) {
+    const Vector made =
+        Tanh::of(loadVector(at.sums + 2 * kVectorWidth) + Sigmoid::of(gates[0]) * gates[2]);
+    const Vector before = load(at.before, at.count);
+    store(at.after, made + Sigmoid::of(gates[1]) * (before - made), at.count);
+  }
+};
+
+struct TanhOfSum {
+  static constexpr int kGates = 1;
+  static constexpr int kRows = kVectorWidth == 16 ? 12 : 8;
+  static constexpr int kApart = kGates;
+
+  static void finish(const Vector* gates, const Place& at) {
+    store(at.after, Tanh::of(gates[0]), at.count);
+  }
+};
+
+struct ReluOfSum {
+  static constexpr int kGates = 1;
+  static constexpr int kRows = TanhOfSum::kRows;
+  static constexpr int kApart = kGates;
+
+  static void finish(const Vector* gates, const Place& at) {
+    store(at.after, gates[0] < 0.0F ? Vector{} : gates[0], at.count);  // NaN stays NaN
+  }
+};
+
+// The products with one unit of the step before.
+template <int gates, int rows>
+LLGA_VECTOR_INLINE void add(Vector (&sums)[rows][gates], const float* weight, const float* unit,
+                            int64_t stride) {
+#pragma GCC unroll 4
+  for (int g = 0; g < gates; ++g) {
+    const Vector factor = loadVector(weight + g * kVectorWidth);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+      sums[r][g] += factor * unit[r * stride];
+    }
+  }
+}
+
+// `rows` sequences from `row` on.
+template <typename C, int rows>
+void compute(const Step& step, int64_t block, int64_t row) {
+  constexpr int kUnderWay = 8;  // two additions begin at a time, and take four times as long
+  constexpr int kPiece = C::kGates * rows;
+  constexpr int kSets = kPiece >= kUnderWay ? 1 : (kUnderWay + kPiece - 1) / kPiece;
+  constexpr int64_t kOfBlock = C::kGates * kVectorWidth;
+  const auto* sums = step.sums + row * step.sums_stride + block * kOfBlock;
+  const auto* before = step.before + row * step.before_stride;
+  const auto* weight = step.weight + block * step.units * kOfBlock;
+  Vector gates[kSets][rows][C::kGates];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int g = 0; g < C::kGates; ++g) {
+      gates[0][r][g] = g < C::kApart ? loadVector(sums + r * step.sums_stride + g * kVectorWidth)
+                                     : loadVector(step.bias + block * kVectorWidth);
+#pragma GCC unroll 8
+      for (int s = 1; s < kSets; ++s) {
+        gates[s][r][g] = Vector{};
+      }
+    }
+  }
+  int64_t unit = 0;
+  for (; unit + kSets <= step.units; unit += kSets) {
+#pragma GCC unroll 8
+    for (int s = 0; s < kSets; ++s) {
+      add(gates[s], weight + (unit + s) * kOfBlock, before + unit + s, step.before_stride);
+    }
+  }
+  for (; unit < step.units; ++unit) {
+    add(gates[0], weight + unit * kOfBlock, before + unit, step.before_stride);
+  }
+  const auto first = block * kVectorWidth;
+  const auto left = step.units - first;
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int g = 0; g < C::kGates; ++g) {
+#pragma GCC unroll 8
+      for (int s = 1; s < kSets; ++s) {
+        gates[0][r][g] += gates[s][r][g];
+      }
+    }
+    C::finish(gates[0][r],
+              {sums + r * step.sums_stride, before + r * step.before_stride + first,
+               step.after + (row + r) * step.after_stride + first,
+               step.cells == nullptr ? nullptr : step.cells + (row + r) * step.units + first,
+               left < kVectorWidth ? left : kVectorWidth});
+  }
+}
+
+template <typename C, int rows = C::kRows - 1>
+void computeLast(const Step& step, int64_t block, int64_t row) {
+  if constexpr (rows > 0) {
+    if (step.rows - row == rows) {
+      compute<C, rows>(step, block, row);
+    } else {
+      computeLast<C, rows - 1>(step, block, row);
+    }
+  }
+}
+
+template <typename C>
+void run(const Step& step, int64_t first, int64_t last) {
+  for (auto block = first; block < last; ++block) {
+    int64_t row = 0;
+    for (; row + C::kRows <= step.rows; row += C::kRows) {
+      compute<C, C::kRows>(step, block, row);
+    }
+    computeLast<C>(step, block, row);
+  }
+}
+
+auto find(Cell cell) -> void (*)(const Step&, int64_t, int64_t) {
+  switch (cell) {
+    case Cell::lstm:
+      return run<Lstm>;
+    case Cell::gru:
+      return run<Gru>;
+    case Cell::tanh:
+      return run<TanhOfSum>;
+    case Cell::relu:
+      return run<ReluOfSum>;
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace llga::recurrent

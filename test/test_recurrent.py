@@ -1,0 +1,276 @@
+"""LSTM, GRU and plain recurrent layers, which our own kernel computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import llga_fuser
+from util import assert_same, check, fuses, has_own_kernels, kernels_of, net, to_script
+
+pytestmark = pytest.mark.usefixtures("fuser", "few_threads")
+
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k),
+}
+
+
+class Layers(NamedTuple):
+    """Layers, and the sequences that they get: steps, sequences, inputs."""
+
+    units: int
+    size: tuple[int, int, int] = (7, 2, 12)
+    layers: int = 1
+    batch_first: bool = False
+    bidirectional: bool = False
+    bias: bool = True
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "num_layers": self.layers,
+            "batch_first": self.batch_first,
+            "bidirectional": self.bidirectional,
+            "bias": self.bias,
+        }
+
+    def data(self) -> Tensor:
+        steps, sequences, inputs = self.size
+        rows = (sequences, steps) if self.batch_first else (steps, sequences)
+        return torch.randn(*rows, inputs)
+
+
+LAYERS = {
+    "one": Layers(16),
+    "batch_first": Layers(24, batch_first=True),
+    "several": Layers(32, layers=3, batch_first=True),
+    "both_directions": Layers(16, bidirectional=True),
+    "several_in_both": Layers(40, (5, 3, 8), layers=2, bidirectional=True, batch_first=True),
+    "no_bias": Layers(16, layers=2, bias=False),
+    "part_of_a_vector": Layers(5, (4, 3, 3), layers=2, bidirectional=True),
+    "one_unit": Layers(1, (3, 2, 1)),
+    "one_step": Layers(32, (1, 4, 6), layers=2),
+    "one_sequence": Layers(72, (9, 1, 17), batch_first=True),
+    "many_sequences": Layers(19, (3, 29, 5), bidirectional=True),
+    "several_threads": Layers(200, (6, 2, 30), layers=2),
+    "both_on_threads": Layers(136, (6, 5, 30), bidirectional=True, batch_first=True),
+}
+
+
+def randomized(layers: nn.RNNBase) -> nn.RNNBase:
+    """Biases that are not small, so that one in the wrong place is seen."""
+    with torch.no_grad():
+        for name, parameter in layers.named_parameters():
+            if "bias" in name:
+                parameter.normal_(0, 0.5)
+    return layers
+
+
+def made(kind: str, case: Layers) -> nn.RNNBase:
+    return randomized(KINDS[kind](case.size[2], case.units, **case.options())).eval()
+
+
+def is_ours(m: nn.Module, *inputs: Tensor) -> bool:
+    return any(name.startswith("llga_recurrent") for name in kernels_of(m, *inputs))
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", LAYERS)
+def test_layers(case: str, kind: str, scripted: bool) -> None:
+    """All that a layer gives, the states behind the last step included."""
+    c = LAYERS[case]
+    m = net("return self.l(x)", l=made(kind, c)).eval()
+    check(m, [c.data()], scripted=scripted, fused=op(kind) if has_own_kernels() else "")
+    assert is_ours(m, c.data()) == has_own_kernels()
+
+
+def op(kind: str) -> str:
+    return kind if kind in {"lstm", "gru"} else f"rnn_{kind}"
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", ["batch_first", "several_in_both", "part_of_a_vector"])
+def test_layers_in_bfloat16(case: str, kind: str) -> None:
+    c = LAYERS[case]
+    m = net("return self.l(x)", l=made(kind, c)).eval()
+    check(m, [c.data()], dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_states(kind: str) -> None:
+    """Those before the first step come from the caller, who keeps them, in any order."""
+    c = LAYERS["several_in_both"]
+    layers = made(kind, c)
+    h = torch.randn(3, 4, c.units).transpose(0, 1)
+    if kind == "lstm":
+        m = net("return self.l(x, (h, c))", "x, h, c", l=layers)
+        check(m, [c.data(), h, torch.randn(4, 3, 2 * c.units)[..., ::2]])
+    else:
+        check(net("return self.l(x, h)", "x, h", l=layers), [c.data(), h])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "return self.l(x)[0]",
+        "return self.l(x)[0][:, -1]",
+        "y, h = self.l(x)\nreturn h",
+        "y, h = self.l(x)\nreturn h[0] + h[1]",
+        "y, h = self.l(x)\nreturn y, h[1]",
+        "y, h = self.l(self.f(x))\nreturn torch.relu(self.g(y))",
+        "return self.l(x)[0] + self.l(x * 2)[0]",
+    ],
+)
+def test_parts_of_the_result(code: str, kind: str) -> None:
+    c = Layers(24, (5, 3, 12), layers=2, batch_first=True)
+    m = net(code, l=made(kind, c), f=nn.Linear(12, 12), g=nn.Linear(24, 9)).eval()
+    check(m, [c.data()])
+
+
+@pytest.mark.parametrize("order", ["gaps", "transposed", "last_first", "expanded", "one_sequence"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_order_of_the_data(order: str, batch_first: bool) -> None:
+    x = torch.randn(6, 3, 8)
+    x = {
+        "gaps": lambda: torch.randn(6, 3, 16)[..., ::2],
+        "transposed": lambda: x.transpose(0, 1).contiguous().transpose(0, 1),
+        "last_first": lambda: torch.randn(8, 3, 6).transpose(0, 2),
+        "expanded": lambda: torch.randn(6, 1, 8).expand(6, 3, 8),
+        "one_sequence": lambda: torch.randn(6, 2, 8)[:, :1],
+    }[order]()
+    for kind in ("lstm", "gru"):
+        c = Layers(16, (6, 3, 8), batch_first=batch_first, layers=2)
+        check(net("return self.l(x)", l=made(kind, c)), [x])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_sizes_later(kind: str) -> None:
+    """Steps and sequences may change from call to call."""
+    c = Layers(32, layers=2, batch_first=True, bidirectional=True)
+    m = net("return self.l(x)", l=made(kind, c)).eval()
+    script = to_script(m, [c.data()])
+    for size in ((2, 7, 12), (1, 7, 12), (2, 1, 12), (5, 3, 12), (2, 7, 12)):
+        x = torch.randn(size)
+        for _ in range(3):
+            assert_same(script(x), m(x), str(size))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e30])
+@pytest.mark.parametrize("of", ["data", "weight_ih_l0", "weight_hh_l0", "bias_hh_l0"])
+def test_special_values(of: str, value: float, kind: str) -> None:
+    """They reach their sequence from their step on, or all, and become what they do in eager."""
+    c = Layers(12, (5, 2, 8))
+    layers = made(kind, c)
+    x = c.data()
+    if of == "data":
+        x[2, 1, 3] = value
+    else:
+        with torch.no_grad():
+            getattr(layers, of).view(-1)[5] = value
+    check(net("return self.l(x)", l=layers), [x])
+
+
+@pytest.mark.parametrize(
+    ("code", "layers"),
+    [
+        ("self.l(x)", nn.LSTM(8, 16, proj_size=4)),
+        ("self.l(x)", nn.LSTM(8, 16, 2, dropout=0.5)),
+        ("torch.lstm(x, (h, h), [w, v], False, 1, 0.0, False, False, False)", None),
+    ],
+    ids=["projection", "dropout", "weights_of_the_call"],
+)
+def test_what_others_compute(code: str, layers: nn.Module | None) -> None:
+    """Projections and weights that are no constants are PyTorch's; dropout does nothing."""
+    if layers is not None:
+        m = net(code, l=layers).eval()
+        check(m, [torch.randn(3, 2, 8)])
+        assert is_ours(m, torch.randn(3, 2, 8)) == (
+            has_own_kernels() and "proj" not in repr(layers)
+        )
+    else:
+        m = net(code, "x, h, w, v")
+        inputs = torch.randn(3, 2, 8), torch.randn(1, 2, 4), torch.randn(16, 8), torch.randn(16, 4)
+        check(m, inputs, scripted=True, outside="lstm")
+
+
+def test_packed_sequences_are_computed_by_pytorch() -> None:
+    layers = nn.LSTM(6, 8, batch_first=True)
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = layers
+
+        def forward(self, x: Tensor) -> Tensor:
+            lengths = torch.tensor([5, 3])
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return nn.utils.rnn.pad_packed_sequence(self.l(packed)[0], batch_first=True)[0]
+
+    check(Packed().eval(), [torch.randn(2, 5, 6)])
+
+
+def test_a_sequence_without_a_batch() -> None:
+    m = net("return self.l(x)", l=made("lstm", Layers(16))).eval()
+    check(m, [torch.randn(7, 12)])
+
+
+def test_training_gives_gradients() -> None:
+    """A call that wants gradients is PyTorch's."""
+    m = net("return self.l(x)[0]", l=made("gru", Layers(16)))
+    script = torch.jit.trace(m, torch.randn(7, 2, 12))
+    x = torch.randn(7, 2, 12, requires_grad=True)
+    for _ in range(3):
+        x.grad = None
+        script(x).sum().backward()
+        expected = torch.autograd.grad(m(x).sum(), x)[0]
+        torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.usefixtures("all_threads")
+def test_threads_that_call_at_once() -> None:
+    """Each call has memory of its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    c = Layers(96, (20, 2, 16), layers=2, batch_first=True)
+    m = net("return self.l(x)[0]", l=made("lstm", c)).eval()
+    script = to_script(m, [c.data()])
+    inputs = [c.data() for _ in range(8)]
+    with torch.no_grad():
+        expected = [m(x) for x in inputs]
+        for x in inputs[:3]:
+            script(x)
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(5):
+                for result, want in zip(pool.map(script, inputs), expected, strict=True):
+                    assert_same(result, want)
+
+
+def test_compiled_with_released_weights() -> None:
+    c = Layers(32, layers=2, batch_first=True)
+    m = net("return self.l(x)[0]", l=made("lstm", c)).eval()
+    x = c.data()
+    compiled = llga_fuser.compile(m, x, release_weights=True)
+    with torch.no_grad():
+        for y in (x, torch.randn(1, 4, 12), x):
+            assert_same(compiled(y), m(y))
+
+
+def test_autocast() -> None:
+    """Eager's autocast computes in bfloat16; what the fuser does agrees with it."""
+    if not fuses(torch.bfloat16):
+        pytest.skip("eager's autocast has no LSTM on this processor")
+    c = Layers(24, layers=2, batch_first=True)
+    m = net("return self.g(self.l(x)[0])", l=made("lstm", c), g=nn.Linear(24, 8)).eval()
+    check(m, [c.data()], autocast=True, fallbacks=True)
