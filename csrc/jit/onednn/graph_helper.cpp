@@ -371,9 +371,10 @@ class BlockPartitioner {
     }
   }
 
-  // Proposes norms, rotations and recurrent layers for our own kernels, and adds their nodes to `taken`.
+  // Proposes norms, rotations and recurrent layers for our own kernels, and adds their nodes to
+  // `taken`.
   void findOwn(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
-                 std::unordered_set<const Node*>& taken) {
+               std::unordered_set<const Node*>& taken) {
     for (const auto* node : block_->nodes()) {
       auto members = ownNorm(node, facts_);
       if (members.empty()) {

@@ -101,14 +101,28 @@ void addProduct(Lowering& l, const char* a, const char* b) {
 void addmm(Lowering& l) { addProduct(l, "mat1", "mat2"); }
 void baddbmm(Lowering& l) { addProduct(l, "batch1", "batch2"); }
 
+// Those that a kernel of our own computes are taken before (runtime/own_recurrent.h).
+void recurrent(Lowering& l) {
+  l.refuse(
+      "oneDNN Graph has no recurrent layers, and the fuser's own kernel takes those of padded "
+      "sequences, with constant weights and without projections");
+}
+
 }  // namespace
 
 OpFamily matmulOps() {
   return {
-      {"aten::linear", OpClass::compute, linear}, {"aten::matmul", OpClass::compute, matmul},
-      {"aten::mm", OpClass::compute, mm},         {"aten::bmm", OpClass::compute, mm},
-      {"aten::addmm", OpClass::compute, addmm},   {"aten::baddbmm", OpClass::compute, baddbmm},
+      {"aten::linear", OpClass::compute, linear},
+      {"aten::matmul", OpClass::compute, matmul},
+      {"aten::mm", OpClass::compute, mm},
+      {"aten::bmm", OpClass::compute, mm},
+      {"aten::addmm", OpClass::compute, addmm},
+      {"aten::baddbmm", OpClass::compute, baddbmm},
       {"llga::einsum", OpClass::compute, einsum},
+      {"aten::lstm", OpClass::compute, recurrent},
+      {"aten::gru", OpClass::compute, recurrent},
+      {"aten::rnn_tanh", OpClass::compute, recurrent},
+      {"aten::rnn_relu", OpClass::compute, recurrent},
   };
 }
 

@@ -1096,8 +1096,7 @@ class OwnSteps {
     bindRecurrentParameters(step, found);
 
     const auto facts = draft_.request.facts->tensor(found.result);
-    const auto layout =
-        strided(found.result->unique(), *facts.dtype, *facts.sizes, *facts.strides);
+    const auto layout = strided(found.result->unique(), *facts.dtype, *facts.sizes, *facts.strides);
     if (!liesByRows(layout)) {
       throw CompileError{"a recurrent layer whose result does not lie by rows"};
     }
@@ -1119,7 +1118,8 @@ class OwnSteps {
     }
     const bool is_narrow = *facts.dtype == at::kBFloat16;
     const Shape numbers{kernel.scratch(is_narrow)};
-    const Layout scratch(found.result->node()->input(0)->unique(), DataType::f32, numbers, Shape{1});
+    const Layout scratch(found.result->node()->input(0)->unique(), DataType::f32, numbers,
+                         Shape{1});
     step.outputs.emplace_back(draft_.temporary(scratch), scratch);
     const auto with = [&]<typename T>(T) -> Plan::Kernel {
       return {[kernel, last, of_states, lstm = found.cells != nullptr,
@@ -1146,8 +1146,8 @@ class OwnSteps {
 
   void bindRecurrentParameters(Plan::Step& step, const FoundRecurrent& found) {
     const auto& kernel = found.kernel;
-    const auto of_each = found.parameters.size() /
-                         static_cast<size_t>(kernel.layers * kernel.directions);
+    const auto of_each =
+        found.parameters.size() / static_cast<size_t>(kernel.layers * kernel.directions);
     const auto bindMade = [&](const at::Tensor& tensor) {
       const auto slot = draft_.keep(tensor);
       bind(step, slot, strided(0, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(), true));
@@ -1159,16 +1159,16 @@ class OwnSteps {
       auto packed = transformWeight(weight, sizes, at::kFloat, order);
       const auto slot = draft_.constantSlot(packed->data());
       draft_.plan->packed.push_back(std::move(packed));
-      bind(step, slot, strided(0, at::kFloat, sizes,
-                               c10::TensorType::contiguousStridesOf(sizes), /*constant=*/true));
+      bind(step, slot,
+           strided(0, at::kFloat, sizes, c10::TensorType::contiguousStridesOf(sizes),
+                   /*constant=*/true));
     };
     for (size_t i = 0; i < found.parameters.size(); i += of_each) {
       const auto layer = static_cast<int64_t>(i / of_each) / kernel.directions;
       const auto& inputs = found.parameters[i];
       const auto& units = found.parameters[i + 1];
-      bindWeight(inputs, kernel.inputWeightSizes(layer), [&](const at::Tensor& to) {
-        kernel.orderInputWeight(inputs, layer, to);
-      });
+      bindWeight(inputs, kernel.inputWeightSizes(layer),
+                 [&](const at::Tensor& to) { kernel.orderInputWeight(inputs, layer, to); });
       bindWeight(units, kernel.hiddenWeightSizes(),
                  [&](const at::Tensor& to) { kernel.orderHiddenWeight(units, to); });
       const bool biases = of_each == 4;

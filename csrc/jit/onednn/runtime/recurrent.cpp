@@ -10,6 +10,7 @@
 #include <atomic>
 #include <thread>
 #include <type_traits>
+#include <vector>
 
 #include "jit/onednn/runtime/vector_loops.h"
 
@@ -18,24 +19,50 @@ namespace {
 
 constexpr int64_t kDirections = 2;  // at most
 
-// Where those that run at the same time wait for each other, again and again.
-class alignas(64) Meeting {
+// Parts of each of several steps, for threads of which each has some of its own. A step begins when
+// all of the one before is done. Where another thread is late with a part, as one that has to share
+// its core with something else, who waits for it does it in its place.
+class Course {
  public:
-  // `arrivals`: of all, since the beginning, until it goes on.
-  void wait(int64_t own, int64_t arrivals) {
-    constexpr int kPatience = 1 << 12;  // then there are more threads than cores
-    arrived_.fetch_add(own, std::memory_order_acq_rel);
-    for (int i = 0; arrived_.load(std::memory_order_acquire) < arrivals; ++i) {
+  explicit Course(int64_t parts) : claims_(static_cast<size_t>(parts)) {}
+
+  // Returns when all of this step is done. Each thread calls it for each step, with the same parts.
+  template <typename Run>
+  void take(int64_t step, int64_t first, int64_t last, const Run& run) {
+    constexpr int kPatience = 1 << 8;
+    const auto parts = static_cast<int64_t>(claims_.size());
+    takeSome(step, first, last, run);
+    for (int i = 0; done_.load(std::memory_order_acquire) < (step + 1) * parts; ++i) {
       if (i < kPatience) {
         _mm_pause();
-      } else {
+      } else if (!takeSome(step, 0, parts, run)) {
         std::this_thread::yield();
       }
     }
   }
 
  private:
-  std::atomic<int64_t> arrived_{0};
+  // Those parts that nobody has begun. False if there was none.
+  template <typename Run>
+  bool takeSome(int64_t step, int64_t first, int64_t last, const Run& run) {
+    bool any = false;
+    for (auto part = first; part < last; ++part) {
+      auto begun = step;
+      if (claims_[static_cast<size_t>(part)].steps.compare_exchange_strong(begun, step + 1)) {
+        run(part);
+        done_.fetch_add(1, std::memory_order_acq_rel);
+        any = true;
+      }
+    }
+    return any;
+  }
+
+  struct alignas(64) Claim {
+    std::atomic<int64_t> steps{0};  // that somebody has begun
+  };
+
+  std::vector<Claim> claims_;
+  alignas(64) std::atomic<int64_t> done_{0};  // parts, of all steps
 };
 
 void widen(const Bfloat16* from, int64_t count, float* to) {
@@ -166,11 +193,9 @@ void Recurrent::runLayer(const Layer& layer) const {
   const auto products = gates() * units * units * sequences;
   const auto threads = std::max<int64_t>(1, at::get_num_threads() / directions);
   const auto parts = std::clamp<int64_t>(std::min(products / kForOne, blocks()), 1, threads);
-  std::array<Meeting, kDirections> meetings;
+  std::array<Course, kDirections> courses{Course(parts), Course(parts)};
   const auto runDirection = [&](int64_t index, int64_t first_part, int64_t last_part) {
     const auto& direction = layer.directions[static_cast<size_t>(index)];
-    const auto first = blocks() * first_part / parts;
-    const auto last = blocks() * last_part / parts;
     recurrent::Step step{};
     step.rows = sequences;
     step.units = units;
@@ -185,10 +210,9 @@ void Recurrent::runLayer(const Layer& layer) const {
       const auto t = index == 0 ? i : steps - 1 - i;
       step.sums = direction.sums + t * layer.sums.step;
       step.after = layer.result + t * layer.results.step + index * units;
-      run_blocks(step, first, last);
-      if (last_part - first_part < parts) {
-        meetings[static_cast<size_t>(index)].wait(last_part - first_part, (i + 1) * parts);
-      }
+      courses[static_cast<size_t>(index)].take(i, first_part, last_part, [&](int64_t part) {
+        run_blocks(step, blocks() * part / parts, blocks() * (part + 1) / parts);
+      });
       step.before = step.after;
       step.before_stride = step.after_stride;
     }
