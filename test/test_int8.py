@@ -1817,6 +1817,32 @@ def test_padding_of_8_bit_numbers(pad: tuple[int, ...], dtype: torch.dtype) -> N
     run(Module(), (x,), step=0.5, groups=None, fallbacks=True)
 
 
+@pytest.mark.parametrize(
+    ("pad", "own"),
+    [((1, 0), True), ((2, 1, 0, 1), True), ((1, -1), False), ((0, 0, 0, 0, 1, 0), False)],
+    ids=str,
+)
+@pytest.mark.parametrize("behind", [False, True], ids=["before rounding", "behind rounding"])
+def test_padding_in_front_of_a_convolution(behind: bool, pad: tuple[int, ...], own: bool) -> None:
+    """It is the convolution's own, which reads 8-bit numbers."""
+    channels = 17 if len(pad) > 4 else 16
+    a, b = weight(16, 8, 1, 1), weight(8, channels, 3, 3)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.conv2d(qdq(x, 0.02, 3), a.dequantize())
+            y = F.pad(qdq(y, 0.05, 100), pad) if behind else qdq(F.pad(y, pad), 0.05, 100)
+            return qdq(F.conv2d(y, b.dequantize(), padding=1), 0.5, 12)
+
+    x = torch.rand(2, 8, 7, 6) * 4
+    found = run(Module(), (x,), step=0.5, groups=None, fallbacks=not own)
+    if own:
+        assert not {"aten::pad", "llga::padded"} & set(found.outside), found
+        with torch.no_grad():
+            groups = llga_fuser.report(to_script(Module(), (x,)), x, rounds=1).groups
+        assert [str(g.inputs[0].dtype) for g in groups][-1] == "quint8", groups
+
+
 class Sum(NamedTuple):
     code: str
     own: bool = True

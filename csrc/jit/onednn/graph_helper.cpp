@@ -548,7 +548,9 @@ class BlockPartitioner {
                                  node->inputs().size() > 2 && isTensor(node->input(2))
                              ? 1  // addmm and its like
                              : 0;
-    const auto data = dequantizeParams(behind(node->input(first))->node());
+    const auto* padding = paddingOf(node);
+    const auto* taken = padding != nullptr ? padding->input(0) : node->input(first);
+    const auto data = dequantizeParams(behind(taken)->node());
     const auto* factor = node->input(first + 1);
     const auto weight = quantizedConstant(factor);
     if (!data || (!weight && !dequantizeParams(behind(factor)->node()))) {
@@ -594,6 +596,14 @@ class BlockPartitioner {
                                          : logical_tensor(value->unique(), DataType::undef);
   }
 
+  // Whether it is part of another one's ops. As a reader of its own it would keep a dequantize from
+  // those.
+  bool isPaddingOfCandidate(const Node* node) const {
+    const auto uses = node->outputs().size() == 1 ? node->output()->uses() : torch::jit::use_list();
+    return uses.size() == 1 && paddingOf(uses[0].user) == node &&
+           candidates_.count(uses[0].user) != 0;
+  }
+
   std::vector<Part> partition() {
     dnnl::graph::graph graph(dnnl::engine::kind::cpu);
     std::unordered_map<size_t, const Node*> owner;
@@ -612,7 +622,7 @@ class BlockPartitioner {
         continue;
       }
       if (node->kind() == prim::Constant || node->kind() == prim::ListConstruct ||
-          isIdentity(node) || isQuantizedConstant(node)) {
+          isIdentity(node) || isQuantizedConstant(node) || isPaddingOfCandidate(node)) {
         continue;
       }
       std::vector<const Value*> reads;

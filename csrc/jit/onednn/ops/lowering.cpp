@@ -348,7 +348,9 @@ Operand Lowering::floats(const QuantizedConstant& weight, bool transposed) {
 }
 
 std::optional<QuantParams> Lowering::quantization(const char* data) const {
-  const auto* source = behind(arg(data))->node();
+  const auto* padding = paddingOf(node_);
+  const bool padded = padding != nullptr && padding->output() == arg(data);
+  const auto* source = behind(padded ? padding->input(0) : arg(data))->node();
   if (source->kind() == torch::jit::aten::to) {
     source = source->input(0)->node();
   }

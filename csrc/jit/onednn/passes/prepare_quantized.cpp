@@ -18,6 +18,7 @@
 //    make several results. For aten::pixel_shuffle there is llga::shuffled. So does one that pads
 //    with zeros, which copies a float value even where there is nothing to pad:
 //      quantize(pad(%x))              ->  llga::padded(quantize(%x))
+//    and in front of a convolution, which pads by itself, the float value is padded in the end.
 // 4. Max pooling and concatenation give 8-bit values of 8-bit values, and oneDNN fuses them if they
 // are
 //    quantized on both sides; the parameters are those of the side that has some:
@@ -196,6 +197,7 @@ class Preparer {
     }
     readSizes(graph_->block());
     separate(graph_->block());
+    padFloats(graph_->block());
     torch::jit::EliminateDeadCode(graph_);
   }
 
@@ -548,6 +550,42 @@ class Preparer {
         }
       }
     }
+  }
+
+  // conv2d(dequantize(llga::padded(%q))) -> conv2d(pad(dequantize(%q)))
+  void padFloats(Block* block) {
+    for (auto* node : block->nodes()) {
+      for (auto* nested : node->blocks()) {
+        padFloats(nested);
+      }
+      if (!isConvolution(node) || !padsPixels(node->input(0)->node(), node)) {
+        continue;
+      }
+      auto* read = node->input(0)->node();
+      auto* padded = read->input(0)->node();
+      auto* dequantize = graph_->createClone(read, [](Value* v) { return v; });
+      dequantize->insertBefore(node)->replaceInput(0, padded->input(0));
+      copyType(padded->input(0), dequantize->output(), at::kFloat);
+      auto* pad = graph_->create(aten::pad, padded->inputs());
+      pad->copyMetadata(padded)->insertBefore(node);
+      pad->replaceInput(0, dequantize->output());
+      pad->output()->setType(node->input(0)->type());
+      node->replaceInput(0, pad->output());
+    }
+  }
+
+  // Whether the node dequantizes what is padded, for this convolution alone, in dimensions that this
+  // has a window in.
+  static bool padsPixels(const Node* dequantize, const Node* convolution) {
+    if (!dequantizeParams(dequantize) || dequantize->output()->uses().size() != 1 ||
+        dequantize->input(0)->node()->kind() != paddedKind() ||
+        !convolution->hasNamedInput("stride")) {
+      return false;
+    }
+    const auto pads = intsOf(dequantize->input(0)->node()->input(1));
+    const auto stride = intsOf(convolution->namedInput("stride"));
+    return pads && stride && pads->size() <= 2 * stride->size() &&
+           std::all_of(pads->begin(), pads->end(), [](int64_t pad) { return pad >= 0; });
   }
 
   GraphPtr graph_;
