@@ -59,6 +59,8 @@ LAYERS = {
     "one_step": Layers(32, (1, 4, 6), layers=2),
     "one_sequence": Layers(72, (9, 1, 17), batch_first=True),
     "many_sequences": Layers(19, (3, 29, 5), bidirectional=True),
+    "chunks": Layers(150, (3, 53, 5)),
+    "many_chunks": Layers(530, (2, 131, 4)),
     "several_threads": Layers(200, (6, 2, 30), layers=2),
     "both_on_threads": Layers(136, (6, 5, 30), bidirectional=True, batch_first=True),
 }

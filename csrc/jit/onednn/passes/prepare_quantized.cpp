@@ -574,8 +574,8 @@ class Preparer {
     }
   }
 
-  // Whether the node dequantizes what is padded, for this convolution alone, in dimensions that this
-  // has a window in.
+  // Whether the node dequantizes what is padded, for this convolution alone, in dimensions that
+  // this has a window in.
   static bool padsPixels(const Node* dequantize, const Node* convolution) {
     if (!dequantizeParams(dequantize) || dequantize->output()->uses().size() != 1 ||
         dequantize->input(0)->node()->kind() != paddedKind() ||

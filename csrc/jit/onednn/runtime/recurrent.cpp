@@ -188,11 +188,16 @@ int64_t Recurrent::scratch(bool is_narrow) const { return scratchAt(nullptr, is_
 // Each thread has the same parts of the units in all steps. A direction's parts run at the same
 // time, on as many threads, or on one.
 void Recurrent::runLayer(const Layer& layer) const {
-  constexpr int64_t kForOne = 1 << 14;  // products that are not worth a second thread
+  constexpr int64_t kForOne = 1 << 14;   // products that are not worth a second thread
+  constexpr int64_t kForLate = 1 << 18;  // that are worth being done for one that is late
+  constexpr int64_t kMostParts = 4;      // of a thread
   const auto run_blocks = recurrent::kernels().find(cell);
   const auto products = gates() * units * units * sequences;
   const auto threads = std::max<int64_t>(1, at::get_num_threads() / directions);
-  const auto parts = std::clamp<int64_t>(std::min(products / kForOne, blocks()), 1, threads);
+  const auto sharers = std::clamp<int64_t>(std::min(products / kForOne, blocks()), 1, threads);
+  const auto most = sharers == 1 ? 1 : std::min(products / sharers / kForLate, blocks() / sharers);
+  const auto of_each = std::clamp<int64_t>(most, 1, kMostParts);
+  const auto parts = sharers * of_each;
   std::array<Course, kDirections> courses{Course(parts), Course(parts)};
   const auto runDirection = [&](int64_t index, int64_t first_part, int64_t last_part) {
     const auto& direction = layer.directions[static_cast<size_t>(index)];
@@ -218,10 +223,10 @@ void Recurrent::runLayer(const Layer& layer) const {
     }
   };
   // A thread that has parts of both directions has them one after the other, like all others.
-  at::parallel_for(0, directions * parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin / parts; index * parts < end; ++index) {
-      runDirection(index, std::max(begin - index * parts, int64_t{0}),
-                   std::min(end - index * parts, parts));
+  at::parallel_for(0, directions * sharers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin / sharers; index * sharers < end; ++index) {
+      runDirection(index, std::max(begin - index * sharers, int64_t{0}) * of_each,
+                   std::min(end - index * sharers, sharers) * of_each);
     }
   });
 }

@@ -1,7 +1,8 @@
 // Included by one source for each instruction set, behind its Simd.
 //
 // The gates of a block of units, of a few sequences, stay in registers while the units of the step
-// before pass by, each with the next piece of the weight. One sequence has less sums than additions
+// before pass by, each with the next piece of the weight; of more sequences, those wait in memory
+// while a chunk of the weight stays in the first cache. One sequence has less sums than additions
 // are under way at a time: it has several of each, of every so many units.
 #include "jit/onednn/runtime/activations.h"
 #include "jit/onednn/runtime/recurrent_blocks.h"
@@ -91,9 +92,21 @@ LLGA_VECTOR_INLINE void add(Vector (&sums)[rows][gates], const float* weight, co
   }
 }
 
+// Units of the step before whose weights for a block stay in the first cache.
+template <typename C>
+constexpr int64_t kChunk =
+    (1 << 14) / (C::kGates * kVectorWidth * static_cast<int64_t>(sizeof(float)));
+
+// Sums of some sequences, over the units in [first, last) of the step before.
+struct Part {
+  int64_t first;
+  int64_t last;
+  Vector* sums;  // of those before, and where these go if there are more; (row, gate)
+};
+
 // `rows` sequences from `row` on.
 template <typename C, int rows>
-void compute(const Step& step, int64_t block, int64_t row) {
+void compute(const Step& step, int64_t block, int64_t row, const Part& part) {
   constexpr int kUnderWay = 8;  // two additions begin at a time, and take four times as long
   constexpr int kPiece = C::kGates * rows;
   constexpr int kSets = kPiece >= kUnderWay ? 1 : (kUnderWay + kPiece - 1) / kPiece;
@@ -106,22 +119,26 @@ void compute(const Step& step, int64_t block, int64_t row) {
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
     for (int g = 0; g < C::kGates; ++g) {
-      gates[0][r][g] = g < C::kApart ? loadVector(sums + r * step.sums_stride + g * kVectorWidth)
-                                     : loadVector(step.bias + block * kVectorWidth);
+      if (part.first > 0) {
+        gates[0][r][g] = part.sums[r * C::kGates + g];
+      } else {
+        gates[0][r][g] = g < C::kApart ? loadVector(sums + r * step.sums_stride + g * kVectorWidth)
+                                       : loadVector(step.bias + block * kVectorWidth);
+      }
 #pragma GCC unroll 8
       for (int s = 1; s < kSets; ++s) {
         gates[s][r][g] = Vector{};
       }
     }
   }
-  int64_t unit = 0;
-  for (; unit + kSets <= step.units; unit += kSets) {
+  auto unit = part.first;
+  for (; unit + kSets <= part.last; unit += kSets) {
 #pragma GCC unroll 8
     for (int s = 0; s < kSets; ++s) {
       add(gates[s], weight + (unit + s) * kOfBlock, before + unit + s, step.before_stride);
     }
   }
-  for (; unit < step.units; ++unit) {
+  for (; unit < part.last; ++unit) {
     add(gates[0], weight + unit * kOfBlock, before + unit, step.before_stride);
   }
   const auto first = block * kVectorWidth;
@@ -134,34 +151,49 @@ void compute(const Step& step, int64_t block, int64_t row) {
       for (int s = 1; s < kSets; ++s) {
         gates[0][r][g] += gates[s][r][g];
       }
+      if (part.last < step.units) {
+        part.sums[r * C::kGates + g] = gates[0][r][g];
+      }
     }
-    C::finish(gates[0][r],
-              {sums + r * step.sums_stride, before + r * step.before_stride + first,
-               step.after + (row + r) * step.after_stride + first,
-               step.cells == nullptr ? nullptr : step.cells + (row + r) * step.units + first,
-               left < kVectorWidth ? left : kVectorWidth});
+    if (part.last == step.units) {
+      C::finish(gates[0][r],
+                {sums + r * step.sums_stride, before + r * step.before_stride + first,
+                 step.after + (row + r) * step.after_stride + first,
+                 step.cells == nullptr ? nullptr : step.cells + (row + r) * step.units + first,
+                 left < kVectorWidth ? left : kVectorWidth});
+    }
   }
 }
 
+// Fewer than C::kRows.
 template <typename C, int rows = C::kRows - 1>
-void computeLast(const Step& step, int64_t block, int64_t row) {
+void computeLast(const Step& step, int64_t block, int64_t row, int64_t count, const Part& part) {
   if constexpr (rows > 0) {
-    if (step.rows - row == rows) {
-      compute<C, rows>(step, block, row);
+    if (count == rows) {
+      compute<C, rows>(step, block, row, part);
     } else {
-      computeLast<C, rows - 1>(step, block, row);
+      computeLast<C, rows - 1>(step, block, row, count, part);
     }
   }
 }
 
 template <typename C>
 void run(const Step& step, int64_t first, int64_t last) {
+  constexpr int64_t kTogether = 16 * C::kRows;  // sequences that meet a chunk of the weight in turn
+  Vector sums[kTogether * C::kGates];
   for (auto block = first; block < last; ++block) {
-    int64_t row = 0;
-    for (; row + C::kRows <= step.rows; row += C::kRows) {
-      compute<C, C::kRows>(step, block, row);
+    for (int64_t row = 0; row < step.rows; row += kTogether) {
+      const auto rows = step.rows - row < kTogether ? step.rows - row : kTogether;
+      const auto chunk = rows > C::kRows ? kChunk<C> : step.units;
+      for (int64_t unit = 0; unit < step.units; unit += chunk) {
+        const auto end = step.units - unit < chunk ? step.units : unit + chunk;
+        int64_t r = 0;
+        for (; r + C::kRows <= rows; r += C::kRows) {
+          compute<C, C::kRows>(step, block, row + r, {unit, end, sums + r * C::kGates});
+        }
+        computeLast<C>(step, block, row + r, rows - r, {unit, end, sums + r * C::kGates});
+      }
     }
-    computeLast<C>(step, block, row);
   }
 }
 
