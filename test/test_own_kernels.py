@@ -2028,6 +2028,14 @@ ROWS = {
     "few_of_gelu": Rows((8, 96), 10, code="F.gelu(self.l(x))"),
     "of_matmul": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v"),
     "of_matmul_and_skip": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.v + y"),
+    "and_a_vector": Rows((30, 24), 40, code="self.l(x) + self.v"),
+    "scaled": Rows((30, 24), 40, code="(self.l(x) + y) * self.v + self.z"),
+    "scaled_from_the_left": Rows((30, 24), 40, code="self.z + self.v * (y + self.l(x))"),
+    "scaled_alone": Rows((30, 24), 41, code="(self.l(x) + y) * self.v", bias=False),
+    "scaled_on_threads": Rows((300, 200), 70, code="(self.l(x) + y) * self.v + self.z", threads=7),
+    "scaled_by_rows": Rows((1000, 300), 40, code="(self.l(x) + y) * self.v + self.z", threads=9),
+    "scaled_twice": Rows((30, 24), 40, code="(self.l(x) + y) * self.v * self.z", own=""),
+    "relu_of_scaled": Rows((30, 24), 40, code="F.relu((self.l(x) + y) * self.v)", own=""),
     "few_rows": Rows((7, 30), 16, own="avx512"),
     # For AVX-512 oneDNN computes both at once.
     "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u", own="avx2"),
@@ -2080,6 +2088,7 @@ def test_linear_of_many_rows(case: str) -> None:
         w=torch.randn(inputs, c.outputs),
         v=torch.randn(c.outputs),
         u=torch.randn(c.size[-2], 1),
+        z=torch.randn(c.outputs),
     ).eval()
     x = torch.randn(c.size)
     if images:

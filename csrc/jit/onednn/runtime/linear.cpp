@@ -91,6 +91,13 @@ void Linear::runAs(const Data& data,
     const auto output = first * panel;
     const auto count = std::min(last * panel, outputs) - output;
     run(problem, {row, end_row - row, output, count});
+    if (data.scale != nullptr) {
+      auto* results = data.result + row * outputs + output;
+      vector_loops::functions<float>().affineRows(
+          results, results,
+          {end_row - row, count, outputs, outputs, data.scale + output, data.shift + output,
+           -std::numeric_limits<float>::infinity()});
+    }
     for (auto r = row; activation && r < end_row; ++r) {  // while they are in this core's cache
       auto* results = data.result + r * outputs + output;
       vector_loops::functions<float>().activate(*activation, results, results, count);

@@ -47,6 +47,10 @@ struct Linear {
     const float* bias;    // or null
     const float* addend;  // like the result, or null; may be the result
     float* result;        // overlaps nothing else
+    // By output; both or none. What the sums are multiplied with, and what is added then: there is
+    // no activation.
+    const float* scale = nullptr;
+    const float* shift = nullptr;
   };
 
   // For the instruction set that is there: what computes products of float32.

@@ -167,15 +167,19 @@ Rectifier rectifierOf(const OpSpec& op) {
   }
 }
 
-// What `op` adds to `value`, if it adds one other operand and the sum has the value's sizes; else
-// null.
-const Operand* addedTo(const Operand& value, const OpSpec& op) {
-  if (op.kind() != OpKind::Add || op.outputs()[0].sizes != value.sizes) {
+// The other operand, if `op` is of this kind and of one other, and the result has the value's
+// sizes; else null.
+const Operand* operandBeside(const Operand& value, const OpSpec& op, OpKind kind) {
+  if (op.kind() != kind || op.outputs()[0].sizes != value.sizes) {
     return nullptr;
   }
-  const auto& terms = op.inputs();
-  const bool left = terms[0].id == value.id;
-  return left != (terms[1].id == value.id) ? &terms[left ? 1 : 0] : nullptr;
+  const auto& operands = op.inputs();
+  const bool left = operands[0].id == value.id;
+  return left != (operands[1].id == value.id) ? &operands[left ? 1 : 0] : nullptr;
+}
+
+const Operand* addedTo(const Operand& value, const OpSpec& op) {
+  return operandBeside(value, op, OpKind::Add);
 }
 
 // What a partition does behind its convolution.
@@ -758,7 +762,7 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
     if (!isBias(operands[2])) {
       return std::nullopt;
     }
-    found.bias = operands[2];
+    found.biases.push_back(operands[2]);
   }
   for (size_t i = 1; i < ops.size(); ++i) {
     const auto& op = *ops[i];
@@ -773,9 +777,14 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
     if (found.rectifier != Rectifier::none || found.activation || !found.moved.empty()) {
       return std::nullopt;
     }
-    if (const auto* term = addedTo(found.result, op)) {
-      if (!image && !found.bias && !found.addend && isBias(*term)) {
-        found.bias = *term;
+    const auto* factor = operandBeside(found.result, op, OpKind::Multiply);
+    if (factor != nullptr && isBias(*factor) && !image && found.addend && !found.scale) {
+      found.scale = *factor;
+    } else if (const auto* term = addedTo(found.result, op)) {
+      if (!image && !found.addend && isBias(*term)) {
+        found.biases.push_back(*term);
+      } else if (found.scale && !found.shift && isBias(*term)) {
+        found.shift = *term;
       } else if (!found.addend && isFloat(*term) && !isConstant(*term) &&
                  term->sizes == found.result.sizes) {
         found.addend = *term;
@@ -783,6 +792,9 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
         return std::nullopt;
       }
     } else {
+      if (found.scale) {
+        return std::nullopt;
+      }
       if (op.inputs()[0].id == found.result.id) {
         found.rectifier = rectifierOf(op);
       }

@@ -149,11 +149,15 @@ struct FoundLinear {
   int64_t rows;
   Operand data;
   Operand weight;  // inputs x outputs; of a convolution the other way round
-  std::optional<Operand> bias;
+  std::vector<Operand> biases;
   std::optional<Operand> addend;  // like the result
   Operand result;
   Rectifier rectifier = Rectifier::none;
   std::optional<Activation> activation = {};  // behind it
+  // By output: what the sums are multiplied with behind the addend, and what is added then. Without
+  // an activation.
+  std::optional<Operand> scale = {};
+  std::optional<Operand> shift = {};
   // Strides of the result, if views and transpositions are behind all else; else empty.
   Shape moved = {};
   bool if_narrow = false;  // only with a weight whose numbers are all of bfloat16

@@ -512,11 +512,26 @@ class OwnSteps {
                                    }
                                  }));
     }
-    const auto bias =
-        found->bias ? bindParameter(step, *found->bias, draft_.constantTensor(found->bias->id)) : 0;
+    size_t bias = 0;
+    if (!found->biases.empty()) {
+      at::Tensor sum;
+      for (const auto& operand : found->biases) {
+        const auto term = draft_.constantTensor(operand.id).flatten();
+        sum = sum.defined() ? sum + term : term;
+      }
+      bias = bindParameter(step, found->biases[0], sum);
+    }
     const auto addend = bindAddedRows(step, found->image, found->addend, result);
+    std::array<size_t, 2> affine{};
+    if (found->scale) {
+      const auto scale = draft_.constantTensor(found->scale->id).flatten();
+      affine[0] = bindParameter(step, *found->scale, scale);
+      affine[1] = found->shift ? bindParameter(step, *found->shift,
+                                               draft_.constantTensor(found->shift->id).flatten())
+                               : bindParameter(step, *found->scale, at::zeros_like(scale));
+    }
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, *strides));
-    step.kernel = {[kernel, row, bias, addend](auto from, auto to) {
+    step.kernel = {[kernel, row, bias, addend, affine](auto from, auto to) {
                      auto data = [&](size_t i) {
                        return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
                      };
@@ -531,7 +546,8 @@ class OwnSteps {
                        }
                      };
                      if (!row) {
-                       kernel.run({source, from[1], data(bias), data(addend), result});
+                       kernel.run({source, from[1], data(bias), data(addend), result,
+                                   data(affine[0]), data(affine[1])});
                      } else if (kernel.narrow_weight) {
                        multiply(static_cast<const Bfloat16*>(from[1]));
                      } else {
