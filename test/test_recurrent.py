@@ -140,6 +140,40 @@ def test_parts_of_the_result(code: str, kind: str) -> None:
     check(m, [c.data()])
 
 
+CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
+    "lstm": nn.LSTMCell,
+    "gru": nn.GRUCell,
+    "tanh": nn.RNNCell,
+    "relu": lambda *a, **k: nn.RNNCell(*a, nonlinearity="relu", **k),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize("size", [(1, 12, 40), (3, 7, 5), (2, 30, 200)], ids=str)
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_single_steps(
+    kind: str, size: tuple[int, int, int], bias: bool, dtype: torch.dtype
+) -> None:
+    """As scripted decoders have them in a loop. A trace has what PyTorch makes of them."""
+    sequences, inputs, units = size
+    cell = randomized(CELLS[kind](inputs, units, bias=bias)).eval()
+    states = [torch.randn(sequences, units) for _ in range(2 if kind == "lstm" else 1)]
+    if kind == "lstm":
+        code = "for _ in range(3):\n    h, c = self.l(x, (h, c))\nreturn h, c"
+    else:
+        code = "for _ in range(3):\n    h = self.l(x, h)\nreturn h"
+    m = net(code, "x, h, c" if kind == "lstm" else "x, h", l=cell).eval()
+    data = [torch.randn(sequences, inputs), *states]
+    check(m, data, dtype=dtype)
+    ours = f"{op(kind)}_cell" if has_own_kernels() and dtype == torch.float32 else ""
+    check(m, data, dtype=dtype, scripted=True, fused=ours)
+    code = "return self.l(x)[1]" if kind == "lstm" else "return self.l(x)"
+    m = net(code, l=cell).eval()
+    check(m, [torch.randn(inputs, sequences).t()], dtype=dtype, scripted=True)
+    check(m, [data[0][0]], dtype=dtype, scripted=True)
+
+
 @pytest.mark.parametrize("order", ["gaps", "transposed", "last_first", "expanded", "one_sequence"])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_order_of_the_data(order: str, batch_first: bool) -> None:

@@ -105,7 +105,7 @@ void baddbmm(Lowering& l) { addProduct(l, "batch1", "batch2"); }
 void recurrent(Lowering& l) {
   l.refuse(
       "oneDNN Graph has no recurrent layers, and the fuser's own kernel takes those of padded "
-      "sequences, with constant weights and without projections");
+      "sequences, or single steps, with constant weights and without projections");
 }
 
 }  // namespace
@@ -123,6 +123,10 @@ OpFamily matmulOps() {
       {"aten::gru", OpClass::compute, recurrent},
       {"aten::rnn_tanh", OpClass::compute, recurrent},
       {"aten::rnn_relu", OpClass::compute, recurrent},
+      {"aten::lstm_cell", OpClass::compute, recurrent},
+      {"aten::gru_cell", OpClass::compute, recurrent},
+      {"aten::rnn_tanh_cell", OpClass::compute, recurrent},
+      {"aten::rnn_relu_cell", OpClass::compute, recurrent},
   };
 }
 

@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/own_recurrent.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/engine.h"
@@ -12,16 +13,25 @@ namespace {
 using Cell = Recurrent::Cell;
 namespace prim = torch::jit::prim;
 
-std::optional<Cell> cellOf(const Node* node) {
-  static const std::vector<std::pair<Symbol, Cell>> cells{
-      {Symbol::fromQualString("aten::lstm"), Cell::lstm},
-      {Symbol::fromQualString("aten::gru"), Cell::gru},
-      {Symbol::fromQualString("aten::rnn_tanh"), Cell::tanh},
-      {Symbol::fromQualString("aten::rnn_relu"), Cell::relu}};
-  const auto it = std::find_if(cells.begin(), cells.end(),
-                               [node](const auto& cell) { return cell.first == node->kind(); });
+struct Form {
+  Cell cell;
+  bool sequences;  // else one step of them, of one layer in one direction
+};
+
+std::optional<Form> formOf(const Node* node) {
+  static const std::unordered_map<Symbol, Form> forms{
+      {Symbol::fromQualString("aten::lstm"), {Cell::lstm, true}},
+      {Symbol::fromQualString("aten::gru"), {Cell::gru, true}},
+      {Symbol::fromQualString("aten::rnn_tanh"), {Cell::tanh, true}},
+      {Symbol::fromQualString("aten::rnn_relu"), {Cell::relu, true}},
+      {Symbol::fromQualString("aten::lstm_cell"), {Cell::lstm, false}},
+      {Symbol::fromQualString("aten::gru_cell"), {Cell::gru, false}},
+      {Symbol::fromQualString("aten::rnn_tanh_cell"), {Cell::tanh, false}},
+      {Symbol::fromQualString("aten::rnn_relu_cell"), {Cell::relu, false}}};
+  const auto it = forms.find(node->kind());
   // The other overload is for packed sequences.
-  const bool padded = it != cells.end() && node->schema().overload_name() == "input";
+  const bool padded =
+      it != forms.end() && (!it->second.sequences || node->schema().overload_name() == "input");
   return padded ? std::optional(it->second) : std::nullopt;
 }
 
@@ -34,6 +44,24 @@ std::vector<at::Tensor> constantTensors(const Value* list) {
   if (list->node()->kind() == prim::ListConstruct) {
     for (const auto* item : list->node()->inputs()) {
       tensors.push_back(constantTensor(item));
+    }
+  }
+  const bool all = std::all_of(tensors.begin(), tensors.end(),
+                               [](const at::Tensor& tensor) { return tensor.defined(); });
+  return all ? tensors : std::vector<at::Tensor>();
+}
+
+// Weights of inputs and units, and maybe both biases, of each layer and direction; empty if one of
+// them is no constant.
+std::vector<at::Tensor> parametersOf(const Node* node, const Form& form) {
+  if (form.sequences) {
+    return constantTensors(node->namedInput("params"));
+  }
+  std::vector<at::Tensor> tensors;
+  for (const auto* name : {"w_ih", "w_hh", "b_ih", "b_hh"}) {
+    const auto* value = node->namedInput(name);
+    if (!value->mustBeNone()) {
+      tensors.push_back(constantTensor(value));
     }
   }
   const bool all = std::all_of(tensors.begin(), tensors.end(),
@@ -65,7 +93,12 @@ struct Counts {
 };
 
 // Nothing if they are not constant, or the parameters are not as many.
-std::optional<Counts> countsOf(const Node* node, size_t parameters, const Facts& facts) {
+std::optional<Counts> countsOf(const Node* node, const Form& form, size_t parameters,
+                               const Facts& facts) {
+  if (!form.sequences) {
+    return parameters == 2 || parameters == 4 ? std::optional(Counts{1, 1, parameters})
+                                              : std::nullopt;
+  }
   const auto layers = facts.constant(node->namedInput("num_layers"));
   const auto both = facts.constant(node->namedInput("bidirectional"));
   const auto biases = facts.constant(node->namedInput("has_biases"));
@@ -81,14 +114,15 @@ std::optional<Counts> countsOf(const Node* node, size_t parameters, const Facts&
 }  // namespace
 
 bool isOwnRecurrent(const Node* node, const Facts& facts) {
-  const auto cell = cellOf(node);
-  if (!cell || !ownKernelsAnywhere() || statesOf(node, *cell).empty() ||
-      !isFlag(node, "train", false, facts)) {
+  const auto form = formOf(node);
+  if (!form || !ownKernelsAnywhere() || statesOf(node, form->cell).empty() ||
+      (form->sequences && !isFlag(node, "train", false, facts))) {
     return false;
   }
-  const auto batch_first = facts.constant(node->namedInput("batch_first"));
-  const auto parameters = constantTensors(node->namedInput("params"));
-  if (!batch_first || !batch_first->isBool() || !countsOf(node, parameters.size(), facts)) {
+  const bool ordered =
+      !form->sequences || facts.constant(node->namedInput("batch_first")).has_value();
+  const auto parameters = parametersOf(node, *form);
+  if (!ordered || !countsOf(node, *form, parameters.size(), facts)) {
     return false;
   }
   const auto type = parameters[0].scalar_type();
@@ -107,21 +141,21 @@ std::optional<FoundRecurrent> findRecurrent(const Graph& subgraph, const Facts& 
     return std::nullopt;
   }
   const Node* node = *it;
-  const auto cell = *cellOf(node);
-  const auto states = statesOf(node, cell);
-  auto parameters = constantTensors(node->namedInput("params"));
-  const auto counts = *countsOf(node, parameters.size(), facts);
+  const auto form = *formOf(node);
+  const auto states = statesOf(node, form.cell);
+  auto parameters = parametersOf(node, form);
+  const auto counts = *countsOf(node, form, parameters.size(), facts);
   const auto type = parameters[0].scalar_type();
-  const bool batch_first = isFlag(node, "batch_first", true, facts);
-  const bool lstm = cell == Cell::lstm;
+  const bool lstm = form.cell == Cell::lstm;
+  const bool batch_first = form.sequences && isFlag(node, "batch_first", true, facts);
   FoundRecurrent found{{},
                        batch_first,
                        node->namedInput("input"),
                        states[0],
                        lstm ? states[1] : nullptr,
                        node->output(0),
-                       node->output(1),
-                       lstm ? node->output(2) : nullptr,
+                       form.sequences ? node->output(1) : nullptr,
+                       lstm ? node->outputs().back() : nullptr,
                        std::move(parameters)};
   for (const auto* value : {found.data, found.units, found.cells, found.result}) {
     if (value != nullptr && facts.tensor(value).dtype != type) {
@@ -129,24 +163,33 @@ std::optional<FoundRecurrent> findRecurrent(const Graph& subgraph, const Facts& 
     }
   }
   const auto sizes = *facts.tensor(found.data).sizes;
-  constexpr size_t kRank = 3;  // what eager takes
-  if (sizes.size() != kRank) {
-    throw CompileError{"a recurrent layer whose data has not three dimensions"};
+  if (sizes.size() != (form.sequences ? 3 : 2)) {  // what eager takes
+    throw CompileError{"a recurrent layer whose data has another number of dimensions"};
   }
   const auto& weights = found.parameters;
-  found.kernel.cell = cell;
-  found.kernel.steps = sizes[batch_first ? 1 : 0];
-  found.kernel.sequences = sizes[batch_first ? 0 : 1];
-  found.kernel.inputs = sizes[2];
-  found.kernel.units = weights[1].size(1);
-  found.kernel.layers = counts.layers;
-  found.kernel.directions = counts.directions;
+  auto& kernel = found.kernel;
+  kernel.cell = form.cell;
+  kernel.steps = form.sequences ? sizes[batch_first ? 1 : 0] : 1;
+  kernel.sequences = sizes[form.sequences && !batch_first ? 1 : 0];
+  kernel.inputs = sizes.back();
+  kernel.units = weights[1].size(1);
+  kernel.layers = counts.layers;
+  kernel.directions = counts.directions;
   for (size_t i = 0; i < weights.size(); i += counts.of_each) {
     const auto layer = static_cast<int64_t>(i / counts.of_each) / counts.directions;
-    const auto rows = found.kernel.gates() * found.kernel.units;
-    if (weights[i].sizes() != at::IntArrayRef{rows, found.kernel.inputsOf(layer)} ||
-        weights[i + 1].sizes() != at::IntArrayRef{rows, found.kernel.units}) {
+    const auto rows = kernel.gates() * kernel.units;
+    if (weights[i].sizes() != at::IntArrayRef{rows, kernel.inputsOf(layer)} ||
+        weights[i + 1].sizes() != at::IntArrayRef{rows, kernel.units}) {
       throw CompileError{"a recurrent layer with projections"};
+    }
+  }
+  Shape of_states{kernel.sequences, kernel.units};
+  if (form.sequences) {
+    of_states.insert(of_states.begin(), counts.layers * counts.directions);
+  }
+  for (const auto* state : states) {
+    if (facts.tensor(state).sizes != of_states) {
+      throw CompileError{"a recurrent layer whose states have other sizes"};
     }
   }
   return found;

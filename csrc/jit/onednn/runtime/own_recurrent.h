@@ -14,8 +14,9 @@
 
 namespace llga {
 
-// Whether `node` is aten::lstm, gru, rnn_tanh or rnn_relu, of padded sequences, with constant
-// weights, without projections, and without dropout.
+// Whether `node` is aten::lstm, gru, rnn_tanh or rnn_relu, of padded sequences, or one step of
+// these (aten::lstm_cell and so on), with constant weights, without projections, and without
+// dropout.
 bool isOwnRecurrent(const Node* node, const Facts& facts);
 
 struct FoundRecurrent {
@@ -27,8 +28,8 @@ struct FoundRecurrent {
   const Value* cells;  // of an LSTM; else null
   const Value* result;
   // Behind the last one.
-  const Value* last_units;
-  const Value* last_cells;  // likewise
+  const Value* last_units;  // null for one step, whose result they are
+  const Value* last_cells;  // of an LSTM; else null
   // Of each layer and direction: weights of inputs and units, and maybe both biases.
   std::vector<at::Tensor> parameters;
 };

@@ -1197,10 +1197,20 @@ class OwnSteps {
     }
   }
 
-  // Whether the last of three dimensions lies in rows, one behind the other in either order.
+  // Sizes and strides of sequences, or of one step of them.
+  static std::pair<Shape, Shape> asSequences(const Layout& layout) {
+    auto sizes = layout.get_dims();
+    auto strides = layout.get_strides();
+    if (sizes.size() == 2) {
+      sizes.insert(sizes.begin(), 1);
+      strides.insert(strides.begin(), sizes[1] * sizes[2]);
+    }
+    return {std::move(sizes), std::move(strides)};
+  }
+
+  // Whether the last dimension of sequences lies in rows, one behind the other in either order.
   static bool liesByRows(const Layout& layout) {
-    const auto sizes = layout.get_dims();
-    const auto strides = layout.get_strides();
+    const auto [sizes, strides] = asSequences(layout);
     const auto apart = [&](size_t outer, size_t inner) {
       return (sizes[inner] == 1 || strides[inner] == sizes[2]) &&
              (sizes[outer] == 1 || strides[outer] == sizes[inner] * sizes[2]);
@@ -1208,10 +1218,9 @@ class OwnSteps {
     return (sizes[2] == 1 || strides[2] == 1) && (apart(0, 1) || apart(1, 0));
   }
 
-  // Strides of the first two of three dimensions that lie by rows, also where there is one row.
+  // Strides of the first two dimensions of what lies by rows, also where there is one row.
   static Shape rowsIn(const Layout& layout) {
-    const auto sizes = layout.get_dims();
-    const auto strides = layout.get_strides();
+    const auto [sizes, strides] = asSequences(layout);
     return {sizes[0] == 1 ? sizes[1] * sizes[2] : strides[0],
             sizes[1] == 1 ? sizes[2] : strides[1]};
   }
