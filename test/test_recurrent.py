@@ -122,6 +122,31 @@ def test_given_states(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_constant_states(kind: str) -> None:
+    """As of a network for one sequence at a time, whose trace has them."""
+    c = Layers(24, (5, 2, 12), layers=2, batch_first=True)
+    code = (
+        "return self.l(x, (self.h, self.h * 2))" if kind == "lstm" else "return self.l(x, self.h)"
+    )
+    h = torch.randn(2, 24, 2).transpose(1, 2)
+    m = net(code, l=made(kind, c), h=h).eval()
+    check(m, [c.data()], fused=op(kind) if has_own_kernels() else "")
+
+
+def test_states_of_other_sizes_raise() -> None:
+    """As in eager, whose error it is. Of an LSTM oneDNN would read what is not there."""
+    code = "return torch.gru(x, h, [self.a, self.b], False, 1, 0.0, False, False, False)"
+    m = net(code, "x, h", a=torch.randn(24, 6), b=torch.randn(24, 8)).eval()
+    x = torch.randn(5, 3, 6)
+    script = to_script(m, [x, torch.randn(1, 3, 8)])
+    for _ in range(3):
+        script(x, torch.randn(1, 3, 8))
+    for fn in (m, script):
+        with pytest.raises(RuntimeError):
+            fn(x, torch.randn(1, 1, 8))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "code",
     [

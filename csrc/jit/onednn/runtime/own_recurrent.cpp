@@ -69,17 +69,24 @@ std::vector<at::Tensor> parametersOf(const Node* node, const Form& form) {
   return all ? tensors : std::vector<at::Tensor>();
 }
 
-// Before the first step: units, and an LSTM's cells; empty if they are a list of something else.
-std::vector<const Value*> statesOf(const Node* node, Cell cell) {
+// Empty if they are a list of something else.
+std::vector<FoundRecurrent::State> statesOf(const Node* node, Cell cell) {
   const auto* states = node->namedInput("hx");
   if (cell != Cell::lstm) {
-    return {states};
+    return {{states, constantTensor(states)}};
   }
+  std::vector<FoundRecurrent::State> found;
   const auto* list = states->node();
-  if (list->kind() != prim::ListConstruct || list->inputs().size() != 2) {
-    return {};
+  if (list->kind() == prim::ListConstruct) {
+    for (const auto* state : list->inputs()) {
+      found.push_back({state, constantTensor(state)});
+    }
+  } else {
+    for (auto& constant : constantTensors(states)) {
+      found.push_back({nullptr, std::move(constant)});
+    }
   }
-  return {list->input(0), list->input(1)};
+  return found.size() == 2 ? found : std::vector<FoundRecurrent::State>();
 }
 
 bool isFlag(const Node* node, const char* name, bool wanted, const Facts& facts) {
@@ -142,7 +149,7 @@ std::optional<FoundRecurrent> findRecurrent(const Graph& subgraph, const Facts& 
   }
   const Node* node = *it;
   const auto form = *formOf(node);
-  const auto states = statesOf(node, form.cell);
+  auto states = statesOf(node, form.cell);
   auto parameters = parametersOf(node, form);
   const auto counts = *countsOf(node, form, parameters.size(), facts);
   const auto type = parameters[0].scalar_type();
@@ -151,16 +158,19 @@ std::optional<FoundRecurrent> findRecurrent(const Graph& subgraph, const Facts& 
   FoundRecurrent found{{},
                        batch_first,
                        node->namedInput("input"),
-                       states[0],
-                       lstm ? states[1] : nullptr,
+                       std::move(states),
                        node->output(0),
                        form.sequences ? node->output(1) : nullptr,
                        lstm ? node->outputs().back() : nullptr,
                        std::move(parameters)};
-  for (const auto* value : {found.data, found.units, found.cells, found.result}) {
-    if (value != nullptr && facts.tensor(value).dtype != type) {
-      throw CompileError{"a recurrent layer whose data is of another type than its weights"};
-    }
+  const bool alike = facts.tensor(found.data).dtype == type &&
+                     facts.tensor(found.result).dtype == type &&
+                     std::all_of(found.states.begin(), found.states.end(), [&](const auto& state) {
+                       return state.constant.defined() ? state.constant.scalar_type() == type
+                                                       : facts.tensor(state.value).dtype == type;
+                     });
+  if (!alike) {
+    throw CompileError{"a recurrent layer whose data is of another type than its weights"};
   }
   const auto sizes = *facts.tensor(found.data).sizes;
   if (sizes.size() != (form.sequences ? 3 : 2)) {  // what eager takes
@@ -187,8 +197,9 @@ std::optional<FoundRecurrent> findRecurrent(const Graph& subgraph, const Facts& 
   if (form.sequences) {
     of_states.insert(of_states.begin(), counts.layers * counts.directions);
   }
-  for (const auto* state : states) {
-    if (facts.tensor(state).sizes != of_states) {
+  for (const auto& state : found.states) {
+    if (state.constant.defined() ? state.constant.sizes() != at::IntArrayRef(of_states)
+                                 : facts.tensor(state.value).sizes != of_states) {
       throw CompileError{"a recurrent layer whose states have other sizes"};
     }
   }

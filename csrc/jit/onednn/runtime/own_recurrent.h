@@ -23,9 +23,12 @@ struct FoundRecurrent {
   Recurrent kernel;  // but for the strides
   bool batch_first;
   const Value* data;
-  // Before the first step.
-  const Value* units;
-  const Value* cells;  // of an LSTM; else null
+  // Before the first step: units, and an LSTM's cells. A constant, or else a value.
+  struct State {
+    const Value* value;
+    at::Tensor constant;
+  };
+  std::vector<State> states;
   const Value* result;
   // Behind the last one.
   const Value* last_units;  // null for one step, whose result they are

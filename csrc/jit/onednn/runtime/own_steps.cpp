@@ -1101,12 +1101,17 @@ class OwnSteps {
     }
     kernel.source_strides = stridesOf(rowsIn(data.second));
     step.inputs.push_back(data);
-    for (const auto* state : {found.units, found.cells}) {
-      if (state != nullptr) {
-        auto from = located(state);
-        const auto rows = c10::TensorType::contiguousStridesOf(from.second.get_dims());
-        step.inputs.push_back(from.second.get_strides() == rows ? from : copied(from, state));
+    for (const auto& state : found.states) {
+      if (state.constant.defined()) {
+        const auto tensor = state.constant.contiguous();
+        bind(step, draft_.keep(tensor),
+             strided(0, tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec(),
+                     /*constant=*/true));
+        continue;
       }
+      auto from = located(state.value);
+      const auto rows = c10::TensorType::contiguousStridesOf(from.second.get_dims());
+      step.inputs.push_back(from.second.get_strides() == rows ? from : copied(from, state.value));
     }
     const auto of_states = step.inputs.size();
     bindRecurrentParameters(step, found);
@@ -1138,7 +1143,7 @@ class OwnSteps {
                          Shape{1});
     step.outputs.emplace_back(draft_.temporary(scratch), scratch);
     const auto with = [&]<typename T>(T) -> Plan::Kernel {
-      return {[kernel, last, of_states, lstm = found.cells != nullptr,
+      return {[kernel, last, of_states, lstm = kernel.cell == Recurrent::Cell::lstm,
                gru = kernel.cell == Recurrent::Cell::gru](auto from, auto to) {
                 Recurrent::Data<T> data{};
                 data.source = static_cast<const T*>(from[0]);

@@ -164,12 +164,8 @@ Recurrent::Scratch Recurrent::scratchAt(float* memory, bool is_narrow) const {
   int64_t taken = 0;
   const auto take = [&](bool needed, int64_t numbers) -> float* {
     constexpr int64_t kLine = 16;
-    if (!needed || memory == nullptr) {
-      taken += needed ? at::ceil_div(numbers, kLine) * kLine : 0;
-      return nullptr;
-    }
-    auto* piece = memory + taken;
-    taken += at::ceil_div(numbers, kLine) * kLine;
+    auto* piece = needed && memory != nullptr ? memory + taken : nullptr;
+    taken += needed ? at::ceil_div(numbers, kLine) * kLine : 0;
     return piece;
   };
   scratch.source = take(is_narrow, rows() * inputs);

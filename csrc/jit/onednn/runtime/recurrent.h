@@ -43,7 +43,7 @@ struct Recurrent {
 
   // Of one layer and direction, in float32.
   struct Parameters {
-    const float* input_weight;  // as orderedInput() made it; likewise below
+    const float* input_weight;  // as orderInputWeight() made it; likewise below
     const float* hidden_weight;
     const float* input_bias;
     const float* new_bias;  // of a GRU's new gate, behind the hidden weight; or null
