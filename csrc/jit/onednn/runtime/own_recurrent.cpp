@@ -35,6 +35,13 @@ std::optional<Form> formOf(const Node* node) {
   return padded ? std::optional(it->second) : std::nullopt;
 }
 
+// Empty if one of them is none.
+std::vector<at::Tensor> ifAllDefined(std::vector<at::Tensor> tensors) {
+  const bool all = std::all_of(tensors.begin(), tensors.end(),
+                               [](const at::Tensor& tensor) { return tensor.defined(); });
+  return all ? tensors : std::vector<at::Tensor>();
+}
+
 // Tensors of a list; empty if one of them is no constant.
 std::vector<at::Tensor> constantTensors(const Value* list) {
   if (const auto known = torch::jit::toIValue(list)) {
@@ -46,9 +53,7 @@ std::vector<at::Tensor> constantTensors(const Value* list) {
       tensors.push_back(constantTensor(item));
     }
   }
-  const bool all = std::all_of(tensors.begin(), tensors.end(),
-                               [](const at::Tensor& tensor) { return tensor.defined(); });
-  return all ? tensors : std::vector<at::Tensor>();
+  return ifAllDefined(std::move(tensors));
 }
 
 // Weights of inputs and units, and maybe both biases, of each layer and direction; empty if one of
@@ -64,9 +69,7 @@ std::vector<at::Tensor> parametersOf(const Node* node, const Form& form) {
       tensors.push_back(constantTensor(value));
     }
   }
-  const bool all = std::all_of(tensors.begin(), tensors.end(),
-                               [](const at::Tensor& tensor) { return tensor.defined(); });
-  return all ? tensors : std::vector<at::Tensor>();
+  return ifAllDefined(std::move(tensors));
 }
 
 // Empty if they are a list of something else.

@@ -320,10 +320,14 @@ class OwnSteps {
   }
 
   // A weight in the order of a kernel of our own.
-  size_t bindPacked(Plan::Step& step, const Operand& weight, PackedWeightPtr packed) {
+  size_t bindPacked(Plan::Step& step, const Layout& weight, PackedWeightPtr packed) {
     const auto slot = draft_.constantSlot(packed->data());
     draft_.plan->packed.push_back(std::move(packed));
-    return bind(step, slot, draft_.inputLayout(weight.id));
+    return bind(step, slot, weight);
+  }
+
+  size_t bindPacked(Plan::Step& step, const Operand& weight, PackedWeightPtr packed) {
+    return bindPacked(step, draft_.inputLayout(weight.id), std::move(packed));
   }
 
   // `ordered`: the numbers of `weight`, as they are or narrower, in that order.
@@ -1143,16 +1147,14 @@ class OwnSteps {
                          Shape{1});
     step.outputs.emplace_back(draft_.temporary(scratch), scratch);
     const auto with = [&]<typename T>(T) -> Plan::Kernel {
-      return {[kernel, last, of_states, lstm = kernel.cell == Recurrent::Cell::lstm,
-               gru = kernel.cell == Recurrent::Cell::gru](auto from, auto to) {
+      return {[kernel, last, of_states](auto from, auto to) {
                 Recurrent::Data<T> data{};
                 data.source = static_cast<const T*>(from[0]);
                 data.units = static_cast<const T*>(from[1]);
-                data.cells = lstm ? static_cast<const T*>(from[2]) : nullptr;
-                for (auto i = of_states; i < from.size(); i += gru ? 4 : 3) {
-                  const auto at = [&](size_t j) { return static_cast<const float*>(from[i + j]); };
-                  data.parameters.push_back({at(0), at(1), at(2), gru ? at(3) : nullptr});
+                if (kernel.cell == Recurrent::Cell::lstm) {
+                  data.cells = static_cast<const T*>(from[2]);
                 }
+                data.parameters = from.slice(of_states);
                 data.result = static_cast<T*>(to[0]);
                 data.last_units = last[0] != 0 ? static_cast<T*>(to[last[0]]) : nullptr;
                 data.last_cells = last[1] != 0 ? static_cast<T*>(to[last[1]]) : nullptr;
@@ -1170,19 +1172,15 @@ class OwnSteps {
     const auto of_each =
         found.parameters.size() / static_cast<size_t>(kernel.layers * kernel.directions);
     const auto bindMade = [&](const at::Tensor& tensor) {
-      const auto slot = draft_.keep(tensor);
-      bind(step, slot, strided(0, at::kFloat, tensor.sizes().vec(), tensor.strides().vec(), true));
+      step.inputs.push_back(keptAsFloats(0, tensor));
     };
     const auto bindWeight = [&](const at::Tensor& weight, const Shape& sizes, const auto& order) {
       if (const auto releasable = findReleasable(weight)) {
         releasable->pin();
       }
-      auto packed = transformWeight(weight, sizes, at::kFloat, order);
-      const auto slot = draft_.constantSlot(packed->data());
-      draft_.plan->packed.push_back(std::move(packed));
-      bind(step, slot,
-           strided(0, at::kFloat, sizes, c10::TensorType::contiguousStridesOf(sizes),
-                   /*constant=*/true));
+      const auto strides = c10::TensorType::contiguousStridesOf(sizes);
+      bindPacked(step, strided(0, at::kFloat, sizes, strides, /*constant=*/true),
+                 transformWeight(weight, sizes, at::kFloat, order));
     };
     for (size_t i = 0; i < found.parameters.size(); i += of_each) {
       const auto layer = static_cast<int64_t>(i / of_each) / kernel.directions;

@@ -254,18 +254,21 @@ void Recurrent::runAs(const Data<T>& data) const {
   const auto stridesOf = [&](int64_t numbers) {
     return Strides{order.step * numbers, order.sequence * numbers};
   };
+  const auto of_each = data.parameters.size() / static_cast<size_t>(layers * directions);
   for (int64_t l = 0; l < layers; ++l) {
     const auto product = linear(l);
     Layer layer{};
     layer.sums = stridesOf(product.outputs);
     for (int64_t d = 0; d < directions; ++d) {
       const auto at = l * directions + d;
-      const auto& parameters = data.parameters[static_cast<size_t>(at)];
+      const auto parameter = [&](size_t i) {
+        return static_cast<const float*>(data.parameters[static_cast<size_t>(at) * of_each + i]);
+      };
       auto* sums = scratch.sums[static_cast<size_t>(d)];
-      product.run({source, parameters.input_weight, parameters.input_bias, nullptr, sums});
-      layer.directions[static_cast<size_t>(d)] = {sums, parameters.hidden_weight,
-                                                  parameters.new_bias, first_units + at * state,
-                                                  cells == nullptr ? nullptr : cells + at * state};
+      product.run({source, parameter(0), parameter(2), nullptr, sums});
+      layer.directions[static_cast<size_t>(d)] = {
+          sums, parameter(1), cell == Cell::gru ? parameter(3) : nullptr, first_units + at * state,
+          cells == nullptr ? nullptr : cells + at * state};
     }
     layer.result = scratch.hidden;
     layer.results = stridesOf(columns);

@@ -41,19 +41,14 @@ struct Recurrent {
   Strides source_strides;  // of dense rows
   Strides result_strides;
 
-  // Of one layer and direction, in float32.
-  struct Parameters {
-    const float* input_weight;  // as orderInputWeight() made it; likewise below
-    const float* hidden_weight;
-    const float* input_bias;
-    const float* new_bias;  // of a GRU's new gate, behind the hidden weight; or null
-  };
   template <typename T>
   struct Data {
     const T* source;
     const T* units;  // before the first step: (layer and direction, sequence, unit)
     const T* cells;  // likewise, of an LSTM; else null
-    std::vector<Parameters> parameters;
+    // Of each layer and direction, in float32: what orderInputWeight(), orderHiddenWeight() and
+    // inputBias() made, and of a GRU newBias().
+    c10::ArrayRef<const void*> parameters;
     T* result;      // overlaps nothing else
     T* last_units;  // behind the last step; or null
     T* last_cells;  // likewise

@@ -9,7 +9,7 @@ namespace llga::recurrent {
 enum class Cell { lstm, gru, tanh, relu };
 
 // Gates of each unit, in PyTorch's order.
-constexpr int64_t gatesOf(Cell cell) { return cell == Cell::lstm ? 4 : cell == Cell::gru ? 3 : 1; }
+constexpr int gatesOf(Cell cell) { return cell == Cell::lstm ? 4 : cell == Cell::gru ? 3 : 1; }
 
 // One step of all sequences. Units come in blocks of as many as a vector holds, the last of which
 // may have fewer: what lies by block has zeros there.

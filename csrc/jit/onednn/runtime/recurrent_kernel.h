@@ -33,7 +33,7 @@ inline void store(float* to, Vector x, int64_t count) {
 }
 
 struct Lstm {
-  static constexpr int kGates = 4;  // in, forget, new, out
+  static constexpr int kGates = gatesOf(Cell::lstm);  // in, forget, new, out
   static constexpr int kRows = kVectorWidth == 16 ? 6 : 3;
   static constexpr int kApart = kGates;  // from here on, gates begin with the bias
 
@@ -46,7 +46,7 @@ struct Lstm {
 };
 
 struct Gru {
-  static constexpr int kGates = 3;  // reset, update, new
+  static constexpr int kGates = gatesOf(Cell::gru);  // reset, update, new
   static constexpr int kRows = kVectorWidth == 16 ? 8 : 3;
   static constexpr int kApart = 2;
 
@@ -59,7 +59,7 @@ struct Gru {
 };
 
 struct TanhOfSum {
-  static constexpr int kGates = 1;
+  static constexpr int kGates = gatesOf(Cell::tanh);
   static constexpr int kRows = kVectorWidth == 16 ? 12 : 8;
   static constexpr int kApart = kGates;
 
@@ -69,7 +69,7 @@ struct TanhOfSum {
 };
 
 struct ReluOfSum {
-  static constexpr int kGates = 1;
+  static constexpr int kGates = gatesOf(Cell::relu);
   static constexpr int kRows = TanhOfSum::kRows;
   static constexpr int kApart = kGates;
 
