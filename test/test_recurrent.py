@@ -11,7 +11,20 @@ import torch
 from torch import Tensor, nn
 
 import llga_fuser
-from util import assert_same, check, fuses, has_own_kernels, kernels_of, net, to_script
+from util import (
+    TOLERANCES,
+    assert_same,
+    autocast_bf16,
+    check,
+    expect,
+    fused_graph,
+    fuses,
+    has_matrix_units,
+    has_own_kernels,
+    kernels_of,
+    net,
+    to_script,
+)
 
 pytestmark = pytest.mark.usefixtures("fuser", "few_threads")
 
@@ -173,6 +186,12 @@ CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
 }
 
 
+STEPS = {
+    "lstm": "for _ in range(3):\n    h, c = self.l(x, (h, c))\nreturn h, c",
+    "gru": "for _ in range(3):\n    h = self.l(x, h)\nreturn h",
+}
+
+
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
 @pytest.mark.parametrize("size", [(1, 12, 40), (3, 7, 5), (2, 30, 200)], ids=str)
 @pytest.mark.parametrize("kind", CELLS)
@@ -180,18 +199,15 @@ CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
 def test_single_steps(
     kind: str, size: tuple[int, int, int], bias: bool, dtype: torch.dtype
 ) -> None:
-    """As scripted decoders have them in a loop. A trace has what PyTorch makes of them."""
+    """As scripted decoders have them in a loop, and a trace one by one."""
     sequences, inputs, units = size
     cell = randomized(CELLS[kind](inputs, units, bias=bias)).eval()
     states = [torch.randn(sequences, units) for _ in range(2 if kind == "lstm" else 1)]
-    if kind == "lstm":
-        code = "for _ in range(3):\n    h, c = self.l(x, (h, c))\nreturn h, c"
-    else:
-        code = "for _ in range(3):\n    h = self.l(x, h)\nreturn h"
+    code = STEPS.get(kind, STEPS["gru"])
     m = net(code, "x, h, c" if kind == "lstm" else "x, h", l=cell).eval()
     data = [torch.randn(sequences, inputs), *states]
-    check(m, data, dtype=dtype)
     ours = f"{op(kind)}_cell" if has_own_kernels() and dtype == torch.float32 else ""
+    check(m, data, dtype=dtype, fused=f"traced_{ours}" if ours and kind in STEPS else "")
     check(m, data, dtype=dtype, scripted=True, fused=ours)
     code = "return self.l(x)[1]" if kind == "lstm" else "return self.l(x)"
     m = net(code, l=cell).eval()
@@ -328,10 +344,86 @@ def test_compiled_with_released_weights() -> None:
             assert_same(compiled(y), m(y))
 
 
+def frozen_under_autocast(m: nn.Module, *inputs: Tensor) -> Any:
+    """Frozen outside, a trace of an LSTM raises in plain TorchScript on some processors."""
+    with autocast_bf16():
+        return torch.jit.freeze(torch.jit.trace(m, inputs, check_trace=False))
+
+
 def test_autocast() -> None:
     """Eager's autocast computes in bfloat16; what the fuser does agrees with it."""
     if not fuses(torch.bfloat16):
         pytest.skip("eager's autocast has no LSTM on this processor")
     c = Layers(24, layers=2, batch_first=True)
     m = net("return self.g(self.l(x)[0])", l=made("lstm", c), g=nn.Linear(24, 8)).eval()
-    check(m, [c.data()], autocast=True, fallbacks=True)
+    x = c.data()
+    with torch.no_grad():
+        script = frozen_under_autocast(m, x)
+        with autocast_bf16():
+            want = m(x)
+        for _ in range(4):
+            assert_same(script(x), want, tol=TOLERANCES[torch.bfloat16])
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_traced_steps_under_autocast(kind: str) -> None:
+    """An LSTM's and a GRU's states are float32 then, and all is computed in that."""
+    cell = randomized(CELLS[kind](12, 40)).eval()
+    states = [torch.randn(3, 40) for _ in range(2 if kind == "lstm" else 1)]
+    m = net(STEPS.get(kind, STEPS["gru"]), "x, h, c=None", l=cell).eval()
+    x = torch.randn(3, 12)
+    with torch.no_grad():
+        script = frozen_under_autocast(m, x, *states)
+        with autocast_bf16():
+            want = m(x, *states)
+        for _ in range(4):
+            assert_same(script(x, *states), want, tol=TOLERANCES[torch.bfloat16])
+        found = fused_graph(script, x, *states)
+    if fuses(torch.bfloat16) and has_own_kernels() and not has_matrix_units():
+        expect(found, fused=f"traced_{op(kind)}_cell")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "h, c = self.l(x, (h, c))\nx.add_(1)\nh, c = self.l(x, (h, c))\nreturn h, c, x",
+        "d = c\nh, c = self.l(x, (h, c))\nd.add_(1)\nreturn h, c, d",
+        "h, c = self.l(x, (h, c))\nc.mul_(2)\nreturn h, c",
+        (
+            "y = torch.zeros(3, 2, 40)\n"
+            "for i in range(2):\n    h, c = self.l(x, (h, c))\n    y[:, i] = h\nreturn y, c"
+        ),
+        "h, c = self.l(x, (c, c))\nreturn h + self.l(x, (h, c))[0]",
+    ],
+    ids=["data", "state_before", "state_behind", "collected", "one_state"],
+)
+def test_traced_steps_beside_writes(code: str) -> None:
+    cell = randomized(nn.LSTMCell(12, 40)).eval()
+    m = net(code, "x, h, c", l=cell).eval()
+    check(m, [torch.randn(3, 12), torch.randn(3, 40), torch.randn(3, 40)], fallbacks=True)
+
+
+def test_traced_steps_of_other_sizes_later() -> None:
+    m = net(STEPS["lstm"], "x, h, c", l=randomized(nn.LSTMCell(12, 40))).eval()
+    make = [torch.randn(n, size) for n in (3, 1, 8) for size in (12, 40, 40)]
+    script = to_script(m, make[:3])
+    with torch.no_grad():
+        for i in (0, 3, 6, 0):
+            assert_same(script(*make[i : i + 3]), m(*make[i : i + 3]))
+
+
+def test_traced_steps_with_weights_that_are_no_constants() -> None:
+    cell = randomized(nn.LSTMCell(12, 40))
+    m = net(STEPS["lstm"], "x, h, c", l=cell).eval()
+    check(m, [torch.randn(3, 12), torch.randn(3, 40), torch.randn(3, 40)], freeze=False)
+
+
+def test_a_sum_of_layers_that_is_read_elsewhere_is_no_step() -> None:
+    """What a plain recurrent cell is made of, and more."""
+    m = net(
+        "y = self.a(x).add_(self.b(h))\nreturn torch.tanh(y), y",
+        "x, h",
+        a=nn.Linear(12, 40),
+        b=nn.Linear(40, 40),
+    ).eval()
+    check(m, [torch.randn(3, 12), torch.randn(3, 40)])

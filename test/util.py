@@ -72,6 +72,7 @@ NAMES = {
     # Scripting spells it as neg and add.
     "rsub": ("aten::rsub", "aten::neg"),
     "linear": ("aten::linear", "aten::addmm", "aten::mm"),
+    **{f"traced_{c}_cell": (f"llga::{c}_cell",) for c in ("lstm", "gru")},
 }
 
 _counter = itertools.count()

@@ -15,6 +15,7 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/runtime/own_lookup.h"
 #include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
@@ -371,8 +372,8 @@ class BlockPartitioner {
     }
   }
 
-  // Proposes norms, rotations and recurrent layers for our own kernels, and adds their nodes to
-  // `taken`.
+  // Proposes norms, rotations, recurrent layers and embeddings for our own kernels, and adds their
+  // nodes to `taken`.
   void findOwn(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
                std::unordered_set<const Node*>& taken) {
     for (const auto* node : block_->nodes()) {
@@ -380,7 +381,7 @@ class BlockPartitioner {
       if (members.empty()) {
         members = ownRotary(node, facts_);
       }
-      if (members.empty() && isOwnRecurrent(node, facts_)) {
+      if (members.empty() && (isOwnRecurrent(node, facts_) || isOwnLookup(node))) {
         members = {node};
       }
       const bool free = std::none_of(members.begin(), members.end(), [&](const Node* member) {

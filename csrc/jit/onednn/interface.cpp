@@ -25,6 +25,8 @@ const std::vector<PassEntry>& passes() {
   static const std::vector<PassEntry> list = {
       {"specialize_types", specializeTypes,
        "first: profile nodes hide every pattern, and the passes below read the types"},
+      {"restore_cells", restoreCells,
+       "before remove_mutation, which would leave alone what a step writes to parts of a tensor"},
       {"remove_mutation", removeMutation,
        "before all rewriting: oneDNN Graph is pure, and rewriting needs pure nodes"},
       {"fold_constants", foldConstants,

@@ -25,6 +25,7 @@
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/finite.h"
 #include "jit/onednn/runtime/own_attention.h"
+#include "jit/onednn/runtime/own_lookup.h"
 #include "jit/onednn/runtime/speed_check.h"
 #include "jit/onednn/runtime/stopwatch.h"
 #include "jit/onednn/shared_kernel.h"
@@ -102,8 +103,8 @@ void markTainted(const at::Tensor& tensor) {
   tensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Tainted>());
 }
 
-// "" if a plan can be compiled for `tensor`.
-std::string unsupported(const at::Tensor& tensor) {
+// "" if a plan can be compiled for `tensor`; `indexed`: integers are indices.
+std::string unsupported(const at::Tensor& tensor, bool indexed) {
   if (!tensor.defined()) {
     return "undefined tensor";
   }
@@ -111,36 +112,12 @@ std::string unsupported(const at::Tensor& tensor) {
   if (!isPlainCpu(*impl)) {
     return fmt::format("input is not a plain CPU tensor ({})", c10::toString(impl->key_set()));
   }
-  if (!toDataType(tensor.scalar_type())) {
+  const bool index = indexed && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+  if (!index && !toDataType(tensor.scalar_type())) {
     return fmt::format("input of type {}", c10::toString(tensor.scalar_type()));
   }
   if (tensor.numel() == 0) {
     return "input without elements";
-  }
-  return "";
-}
-
-// Which inputs are left as they are, though they are not dense.
-enum class Sparse { none, with_gaps, all };
-
-Sparse keptBy(bool takes_all) { return takes_all ? Sparse::all : Sparse::with_gaps; }
-
-// Strides of 0, overlaps, gaps: oneDNN gets a dense copy, in the order of dimensions that there is.
-// Where there are gaps alone, plans make it. Returns "", or why no plan takes these inputs.
-std::string makeDense(std::span<IValue> inputs, Sparse kept) {
-  for (auto& value : inputs) {
-    if (!value.isTensor()) {
-      continue;
-    }
-    if (auto reason = unsupported(value.toTensor()); !reason.empty()) {
-      return reason;
-    }
-    const auto& tensor = value.toTensor();
-    if (kept == Sparse::all || tensor.is_non_overlapping_and_dense() ||
-        (kept == Sparse::with_gaps && hasGaps(tensor.sizes().vec(), tensor.strides().vec()))) {
-      continue;
-    }
-    value = tensor.clone(at::MemoryFormat::Preserve);
   }
   return "";
 }
@@ -234,7 +211,8 @@ FusionKernel::FusionKernel(const Node* group)
       }()),
       name_(groupName(*subgraph_)),
       input_count_(group->inputs().size()),
-      takes_all_(isOwnAttentionGroup(*subgraph_)) {
+      takes_indices_(isLookupGroup(*subgraph_)),
+      kept_(takes_indices_ || isOwnAttentionGroup(*subgraph_) ? Sparse::all : Sparse::with_gaps) {
   // A graph on which layout propagation did not run has none of its attributes.
   owned_.resize(input_count_, 0);
   viewed_order_.resize(input_count_, 0);
@@ -353,6 +331,8 @@ void FusionKernel::runUnobserved(Stack& stack) {
         return;
       } catch (const dnnl::error& error) {
         return fallBack(stack, fmt::format("oneDNN: {}", error.what()));
+      } catch (const StepError& error) {
+        return fallBack(stack, error.what());
       }
     }
   }
@@ -382,7 +362,7 @@ void FusionKernel::runSlow(Stack& stack) {
     return fallBack(stack, "a gradient is wanted");
   }
   const std::span<IValue> values(stack.data() + stack.size() - input_count_, input_count_);
-  if (const auto reason = makeDense(values, keptBy(takes_all_)); !reason.empty()) {
+  if (const auto reason = makeDense(values, kept_); !reason.empty()) {
     return fallBack(stack, reason);
   }
   if (holdsNonFinite(inputs)) {
@@ -409,9 +389,29 @@ void FusionKernel::runSlow(Stack& stack) {
       return;
     } catch (const dnnl::error& error) {
       return fallBack(stack, fmt::format("oneDNN: {}", error.what()));
+    } catch (const StepError& error) {
+      return fallBack(stack, error.what());
     }
   }
   fallBack(stack, state == Entry::State::failed ? reason : "another thread is compiling");
+}
+
+std::string FusionKernel::makeDense(std::span<IValue> inputs, Sparse kept) const {
+  for (auto& value : inputs) {
+    if (!value.isTensor()) {
+      continue;
+    }
+    if (auto reason = unsupported(value.toTensor(), takes_indices_); !reason.empty()) {
+      return reason;
+    }
+    const auto& tensor = value.toTensor();
+    if (kept == Sparse::all || tensor.is_non_overlapping_and_dense() ||
+        (kept == Sparse::with_gaps && hasGaps(tensor.sizes().vec(), tensor.strides().vec()))) {
+      continue;
+    }
+    value = tensor.clone(at::MemoryFormat::Preserve);
+  }
+  return "";
 }
 
 FusionKernel::EntryPtr FusionKernel::claim(const Environment& environment, ArrayRef<IValue> inputs,
@@ -536,15 +536,15 @@ void FusionKernel::compile(Entry& entry, ArrayRef<IValue> inputs) {
 }
 
 std::shared_ptr<const Plan> FusionKernel::planFor(ArrayRef<IValue> inputs) {
-  auto taken = inputs.vec();
-  return makeDense(taken, keptBy(takes_all_)).empty() ? find(environment(), taken) : nullptr;
+  auto dense = inputs.vec();
+  return makeDense(dense, kept_).empty() ? find(environment(), dense) : nullptr;
 }
 
 std::shared_ptr<const Description> FusionKernel::describe(
     ArrayRef<IValue> inputs, const std::vector<Shape>& output_strides) {
   const WeightsInUse present(weights_);
   auto dense = inputs.vec();
-  const auto kept = takes_all_ ? Sparse::all : Sparse::none;  // oneDNN gets what a plan copies
+  const auto kept = kept_ == Sparse::all ? kept_ : Sparse::none;  // oneDNN gets what a plan copies
   if (auto reason = makeDense(dense, kept); !reason.empty()) {
     throw CompileError{std::move(reason)};
   }

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -114,6 +115,9 @@ class FusionKernel final : public PlanOwner {
     EntryPtr entry;
   };
 
+  // Which inputs plans read where they lie, though they are not dense: those with gaps they copy.
+  enum class Sparse { none, with_gaps, all };
+
   Environment environment() const;
   bool matches(const Entry& entry, const Environment& environment,
                c10::ArrayRef<c10::IValue> inputs) const;
@@ -126,6 +130,9 @@ class FusionKernel final : public PlanOwner {
   void runSlow(torch::jit::Stack& stack);
   // The entry for these inputs; `ours` if the caller has to compile it.
   EntryPtr claim(const Environment& environment, c10::ArrayRef<c10::IValue> inputs, bool& ours);
+  // Strides of 0, overlaps, gaps: plans get a dense copy, in the order of dimensions that there is,
+  // but for what is kept. Returns "", or why no plan takes these inputs.
+  std::string makeDense(std::span<c10::IValue> inputs, Sparse kept) const;
   // Inputs as the subgraph gets them in eager.
   torch::jit::Stack allAsInEager(c10::ArrayRef<c10::IValue> inputs) const;
   // `facts` outlive it.
@@ -143,7 +150,8 @@ class FusionKernel final : public PlanOwner {
   uint64_t id_;
   std::string name_;
   size_t input_count_;
-  bool takes_all_;                  // its plans read expanded inputs, too, where they lie
+  bool takes_indices_;              // its tensors of integers are indices
+  Sparse kept_;                     // by its plans
   bool in_float_ = false;           // eager's autocast has no say in it: it holds llga::as_float
   std::optional<int> fpmath_mode_;  // of this group alone
   std::vector<bool> any_layout_;

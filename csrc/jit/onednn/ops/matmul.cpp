@@ -128,7 +128,9 @@ OpFamily matmulOps() {
       {"aten::rnn_relu.input", OpClass::compute, recurrent},
       {"aten::rnn_relu.data", OpClass::compute, recurrent},
       {"aten::lstm_cell", OpClass::compute, recurrent},
+      {"llga::lstm_cell", OpClass::compute, recurrent},
       {"aten::gru_cell", OpClass::compute, recurrent},
+      {"llga::gru_cell", OpClass::compute, recurrent},
       {"aten::rnn_tanh_cell", OpClass::compute, recurrent},
       {"aten::rnn_relu_cell", OpClass::compute, recurrent},
   };

@@ -94,11 +94,19 @@ void cast(Lowering& l) {
   l.emit(OpKind::TypeCast, {l.in("self")}, {l.out()});
 }
 
+// That of a constant table is taken before (runtime/own_lookup.h).
+void embedding(Lowering& l) {
+  l.refuse(
+      "oneDNN Graph has none, and the fuser's own kernel reads constant tables of float32 or "
+      "bfloat16 whose rows lie in one piece");
+}
+
 }  // namespace
 
 OpFamily shapeOps() {
   return {
       {"aten::cat", OpClass::compute, cat},
+      {"aten::embedding", OpClass::compute, embedding},
       {"aten::view", OpClass::view, reshape},
       {"aten::reshape", OpClass::view, reshape},
       {"aten::flatten.using_ints", OpClass::view, reshape},

@@ -15,6 +15,7 @@ namespace llga {
 using GraphPtr = std::shared_ptr<torch::jit::Graph>;
 
 void specializeTypes(const GraphPtr& graph);
+void restoreCells(const GraphPtr& graph);
 void removeMutation(const GraphPtr& graph);
 void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);

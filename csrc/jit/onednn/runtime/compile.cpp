@@ -13,11 +13,7 @@
 
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/engine.h"
-#include "jit/onednn/runtime/own_attention.h"
-#include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
-#include "jit/onednn/runtime/own_recurrent.h"
-#include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/partition_key.h"
 #include "jit/onednn/runtime/releasable_weights.h"
@@ -58,11 +54,7 @@ class PlanCompiler {
   Description describe(const std::vector<Shape>& output_strides) {
     Description result;
     result.fpmath_mode = draft_.request.fpmath_mode;
-    const auto& subgraph = *draft_.request.subgraph;
-    const auto& facts = *draft_.request.facts;
-    if (findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
-        findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts) ||
-        findRotary(subgraph, facts) || findRecurrent(subgraph, facts)) {
+    if (isUnlowered(draft_.request)) {
       return result;  // nothing of it is oneDNN's
     }
     lower();

@@ -27,7 +27,9 @@ std::optional<Form> formOf(const Node* node) {
       {Symbol::fromQualString("aten::lstm_cell"), {Cell::lstm, false}},
       {Symbol::fromQualString("aten::gru_cell"), {Cell::gru, false}},
       {Symbol::fromQualString("aten::rnn_tanh_cell"), {Cell::tanh, false}},
-      {Symbol::fromQualString("aten::rnn_relu_cell"), {Cell::relu, false}}};
+      {Symbol::fromQualString("aten::rnn_relu_cell"), {Cell::relu, false}},
+      {Symbol::fromQualString("llga::lstm_cell"), {Cell::lstm, false}},
+      {Symbol::fromQualString("llga::gru_cell"), {Cell::gru, false}}};
   const auto it = forms.find(node->kind());
   // The other overload is for packed sequences.
   const bool padded =

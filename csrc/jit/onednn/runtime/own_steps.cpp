@@ -20,6 +20,7 @@
 #include "jit/onednn/runtime/gate.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/own_attention.h"
+#include "jit/onednn/runtime/own_lookup.h"
 #include "jit/onednn/runtime/own_norm.h"
 #include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/own_recurrent.h"
@@ -1167,6 +1168,29 @@ class OwnSteps {
     draft_.plan->steps.push_back(std::move(step));
   }
 
+  // One step for a group that is an embedding.
+  void lookup(const FoundLookup& found) {
+    Plan::Step step;
+    const auto slot = draft_.knownSlot(found.indices->unique());
+    if (!slot) {
+      throw CompileError{"constant indices"};
+    }
+    // oneDNN has no integers of 64 bit, and reads none of these.
+    step.inputs.emplace_back(*slot,
+                             Layout(found.indices->unique(), DataType::s32, Shape{1}, Shape{1}));
+    bind(step, draft_.keep(found.table),
+         strided(0, found.table.scalar_type(), found.table.sizes().vec(),
+                 found.table.strides().vec(), /*constant=*/true));
+    const auto facts = draft_.request.facts->tensor(found.result);
+    draft_.addResult(step, strided(found.result->unique(), *facts.dtype, *facts.sizes,
+                                   c10::TensorType::contiguousStridesOf(*facts.sizes)));
+    step.kernel = {
+        [kernel = found.kernel](auto from, auto to) { kernel.run(from[0], from[1], to[0]); },
+        "lookup", "llga_lookup"};
+    draft_.plan->takes_non_finite = true;
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
   void bindRecurrentParameters(Plan::Step& step, const FoundRecurrent& found) {
     const auto& kernel = found.kernel;
     const auto of_each =
@@ -2096,31 +2120,36 @@ class OwnSteps {
 }  // namespace
 
 bool addUnlowered(PlanDraft& draft) {
-  if (const auto shuffle = findShuffle(*draft.request.subgraph, *draft.request.facts)) {
-    OwnSteps(draft).channelShuffle(*shuffle);
-    return true;
+  const auto& subgraph = *draft.request.subgraph;
+  const auto& facts = *draft.request.facts;
+  OwnSteps steps(draft);
+  if (const auto shuffle = findShuffle(subgraph, facts)) {
+    steps.channelShuffle(*shuffle);
+  } else if (const auto attention = findAttention(draft.request)) {
+    steps.attention(*attention);
+  } else if (const auto group_norm = findGroupNorm(subgraph, facts)) {
+    steps.groupNorm(*group_norm);
+  } else if (const auto rms_norm = findRmsNorm(subgraph, facts)) {
+    steps.rmsNorm(*rms_norm);
+  } else if (const auto rotary = findRotary(subgraph, facts)) {
+    steps.rotary(*rotary);
+  } else if (const auto layers = findRecurrent(subgraph, facts)) {
+    steps.recurrent(*layers);
+  } else if (const auto lookup = findLookup(subgraph, facts)) {
+    steps.lookup(*lookup);
+  } else {
+    return false;
   }
-  if (const auto found = findAttention(draft.request)) {
-    OwnSteps(draft).attention(*found);
-    return true;
-  }
-  if (const auto found = findGroupNorm(*draft.request.subgraph, *draft.request.facts)) {
-    OwnSteps(draft).groupNorm(*found);
-    return true;
-  }
-  if (const auto found = findRmsNorm(*draft.request.subgraph, *draft.request.facts)) {
-    OwnSteps(draft).rmsNorm(*found);
-    return true;
-  }
-  if (const auto found = findRotary(*draft.request.subgraph, *draft.request.facts)) {
-    OwnSteps(draft).rotary(*found);
-    return true;
-  }
-  if (const auto found = findRecurrent(*draft.request.subgraph, *draft.request.facts)) {
-    OwnSteps(draft).recurrent(*found);
-    return true;
-  }
-  return false;
+  return true;
+}
+
+bool isUnlowered(const CompileRequest& request) {
+  const auto& subgraph = *request.subgraph;
+  const auto& facts = *request.facts;
+  return findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
+         findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts) ||
+         findRotary(subgraph, facts) || findRecurrent(subgraph, facts) ||
+         findLookup(subgraph, facts);
 }
 
 bool addOwnGroup(PlanDraft& draft) {

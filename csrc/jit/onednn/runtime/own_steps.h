@@ -10,8 +10,10 @@
 
 namespace llga {
 
-// One step for a whole group that is not lowered to ops of oneDNN: a channel shuffle, or attention.
+// One step for a whole group that is not lowered to ops of oneDNN: a channel shuffle, attention, a
+// norm, a recurrent layer, an embedding; and whether a group is such a one.
 bool addUnlowered(PlanDraft& draft);
+bool isUnlowered(const CompileRequest& request);
 
 // Steps that copy inputs of the group to dense memory, to be read in their place, where there is
 // memory between their numbers and any kernel would not take that. To be called before all others.

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,11 @@ struct OutputSpec {
   // group reads it. Used at run time only if no one else holds that input. -1: none.
   int64_t inplace_input = -1;
   bool call_local = false;  // nobody keeps it after the call: it may lie in the arena
+};
+
+// Thrown by a step that can't take these numbers: eager says what they are worth.
+struct StepError : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 class Plan {
@@ -89,7 +95,7 @@ class Plan {
   void prepare();
 
   // Replaces the top `inputs` values of the stack with the outputs. `inputs` match the signature
-  // the plan was compiled for. Throws dnnl::error.
+  // the plan was compiled for. Throws dnnl::error and StepError; the stack is as it was then.
   void execute(torch::jit::Stack& stack, size_t inputs) const;
 
   // Does the same with a copy of what it may overwrite, and returns the seconds of each step.
