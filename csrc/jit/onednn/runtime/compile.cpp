@@ -294,7 +294,11 @@ class PlanCompiler {
     });
     const bool narrow = ownsQuantizedProducts();
     const auto root_of = roots();
+    std::unordered_set<size_t> reduced;  // by our own kernel, where oneDNN's is the reference
     for (const auto& op : ops) {
+      if (reduction({&op})) {
+        reduced.insert(op.outputs()[0].id);
+      }
       // oneDNN would take all convolutions of a stage of ResNets together.
       if (narrow && op.kind() == OpKind::Quantize &&
           draft_.group_outputs.count(op.outputs()[0].id) == 0) {
@@ -320,7 +324,7 @@ class PlanCompiler {
         if (producer == producers.end() || draft_.group_outputs.count(value.id) != 0) {
           continue;
         }
-        if (draft_.request.division == Division::binaries_apart ||
+        if (draft_.request.division == Division::binaries_apart || reduced.count(value.id) != 0 ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
             (folded && !foldsLike(value, other)) || isMisread(other, value, root_of.at(value.id)) ||
             isLeftOut(op, other, value, root_of.at(value.id)) ||

@@ -25,15 +25,19 @@ struct RowOf {
   int64_t result_width;
   int64_t padding;  // on the left
   Rectifier rectifier;
-  int64_t stride = 0;  // of a volume: from window to window
+  int64_t stride = 0;   // of a volume, or a long window: from window to window
+  int64_t columns = 0;  // of a long window
 };
 using Row = RowOf<float>;
+
+// Whether a window is of one row and long, as networks for sound have them.
+inline bool isLong(int64_t rows, int64_t columns) { return rows == 1 && columns > 7; }
 
 // What there is for one instruction set.
 struct Kernels {
   int64_t width;  // numbers of a vector
-  // For windows of 3 x 3, 5 x 5 or 7 x 7, with stride 1 or 2, and of 1 x 3, 1 x 5 or 1 x 7 with
-  // stride 1; nullptr for others.
+  // For windows of 3 x 3, 5 x 5 or 7 x 7, with stride 1 or 2, of 1 x 3, 1 x 5 or 1 x 7 with
+  // stride 1, and for long ones; nullptr for others.
   void (*(*find)(int64_t rows, int64_t columns, int64_t stride))(const Row&);
   // For windows of 3 x 3 x 3: a row has nine under it, frame by frame.
   void (*volume)(const RowOf<float>&);

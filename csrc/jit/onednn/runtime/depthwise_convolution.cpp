@@ -14,7 +14,16 @@
 namespace llga {
 namespace {
 
-constexpr int64_t kChunk = 64;  // channels of the image at a time: what is read stays in the caches
+// Channels of the image at a time: what is read stays in the caches.
+constexpr int64_t kChunk = 64;
+constexpr int64_t kLongChunk = 32;
+
+// Numbers that lie side by side in each row, one row behind the other.
+void copyRows(const float* from, int64_t rows, int64_t numbers, int64_t stride, float* to) {
+  for (int64_t i = 0; i < rows; ++i, from += stride, to += numbers) {
+    std::copy_n(from, numbers, to);
+  }
+}
 
 }  // namespace
 
@@ -43,8 +52,9 @@ bool DepthwiseConvolution::isSupported() const {
   const auto width = depthwise::kernels().width;
   const bool has_gaps = dilation[0] > 1 || dilation[1] > 1;
   const bool interleaved = multiplier >= 2 && multiplier <= 4;  // vector_loops has these
-  return (interleaved || (multiplier == 1 && has_gaps)) && (dilation[1] == 1 || stride == 1) &&
-         channels % width == 0 && depthwise::kernels().find(window[0], window[1], stride);
+  return (interleaved || (multiplier == 1 && (has_gaps || isLong()))) &&
+         (dilation[1] == 1 || stride == 1) && channels % width == 0 &&
+         depthwise::kernels().find(window[0], window[1], stride);
 }
 
 const char* DepthwiseConvolution::isa() { return Linear::kernels().name; }
@@ -87,14 +97,28 @@ void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
   const auto at_first = first * size[1] * channels + task.first_channel;
   auto pixel_stride = channels;
   const float* under = nullptr;
-  if (!narrow) {
+  if (!isGathered()) {
     under = static_cast<const float*>(task.source) + at_first;
   } else {
-    loops.widenRows(static_cast<const Bfloat16*>(task.source) + at_first, (last - first) * size[1],
-                    task.channels, channels, memory);
+    const auto pixels = (last - first) * size[1];
+    if (narrow) {
+      loops.widenRows(static_cast<const Bfloat16*>(task.source) + at_first, pixels, task.channels,
+                      channels, memory);
+    } else {
+      copyRows(static_cast<const float*>(task.source) + at_first, pixels, task.channels, channels,
+               memory);
+    }
     under = memory;
     pixel_stride = task.channels;
-    memory += (last - first) * size[1] * task.channels;
+    memory += pixels * task.channels;
+  }
+  auto weight_stride = channels;
+  const float* weights = task.weight + task.first_channel;
+  if (isLong()) {
+    copyRows(weights, multiplier * window[1], task.channels, channels, memory);
+    weights = memory;
+    weight_stride = task.channels;
+    memory += multiplier * window[1] * task.channels;
   }
   const auto width = result_size[1];
   const auto part = width * task.channels;  // of a row of the result
@@ -103,15 +127,16 @@ void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
   auto* pixels = memory + multiplier * part;
   for (auto y = task.row; y < task.row + task.rows; ++y) {
     const auto at = y * width * all + task.first_channel * multiplier;
-    depthwise::Row row{{},      size[1], pixel_stride,  task.channels, nullptr,    channels,
-                       nullptr, nullptr, task.channels, width,         padding[1], rectifier};
+    depthwise::Row row{{},      size[1],  pixel_stride,  task.channels, nullptr,    weight_stride,
+                       nullptr, nullptr,  task.channels, width,         padding[1], rectifier,
+                       stride,  window[1]};
     for (int64_t k = 0; k < window[0]; ++k) {
       const auto from = y * stride - padding[0] + k * dilation[0];
       const bool inside = from >= 0 && from < size[0];
       row.source[k] = inside ? under + (from - first) * size[1] * pixel_stride : nullptr;
     }
     for (int64_t m = 0; m < multiplier; ++m) {
-      row.weight = task.weight + m * window[0] * window[1] * channels + task.first_channel;
+      row.weight = weights + m * window[0] * window[1] * weight_stride;
       row.bias = task.bias != nullptr ? task.bias + m * channels + task.first_channel : nullptr;
       row.result = memory + m * part;
       if (in_place) {
@@ -139,7 +164,8 @@ void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
 void DepthwiseConvolution::run(const void* source, const float* weight, const float* bias,
                                void* result) const {
   constexpr int64_t kMostRows = 8;  // rows of the image that two tasks read are widened twice
-  const auto chunks = at::ceil_div(channels, kChunk);
+  const auto chunk = isLong() ? kLongChunk : kChunk;
+  const auto chunks = at::ceil_div(channels, chunk);
   const auto wanted = at::ceil_div(int64_t{2} * at::get_num_threads(), images * chunks);
   const auto blocks =
       std::min(result_size[0], std::max(wanted, at::ceil_div(result_size[0], kMostRows)));
@@ -147,24 +173,25 @@ void DepthwiseConvolution::run(const void* source, const float* weight, const fl
   // Where all pixels of a row are widened or interleaved at once, one task computes them.
   const bool apart = multiplier == 1 && !narrow;
   const auto phases = apart ? std::min(dilation[1], at::ceil_div(wanted, blocks)) : 1;
-  const auto most = std::min(kChunk, channels);
-  const auto widened =
-      narrow ? std::min(size[0], rowsUnder(rows, reach(), stride)) * size[1] * most : 0;
+  const auto most = std::min(chunk, channels);
+  const auto gathered =
+      isGathered() ? std::min(size[0], rowsUnder(rows, reach(), stride)) * size[1] * most : 0;
+  const auto weights = isLong() ? multiplier * window[1] * most : 0;
   const auto made = result_size[1] * most * multiplier * 2;
   const auto item = static_cast<int64_t>(narrow ? sizeof(Bfloat16) : sizeof(float));
-  const auto bytes = (widened + made) * static_cast<int64_t>(sizeof(float));
+  const auto bytes = (gathered + weights + made) * static_cast<int64_t>(sizeof(float));
   forTasks(images * chunks * blocks * phases, bytes, [&](int64_t i, void* memory) {
     const auto phase = i % phases;
     i /= phases;
     const auto image = i / (chunks * blocks);
-    const auto channel = i / blocks % chunks * kChunk;
+    const auto channel = i / blocks % chunks * chunk;
     const auto row = result_size[0] * (i % blocks) / blocks;
     const auto end = result_size[0] * (i % blocks + 1) / blocks;
     const auto of_image = size[0] * size[1] * channels * item;
     const auto of_result = result_size[0] * result_size[1] * channels * multiplier * item;
     runTask({static_cast<const char*>(source) + image * of_image, weight, bias,
              static_cast<char*>(result) + image * of_result, channel,
-             std::min(kChunk, channels - channel), row, end - row, phase, phases},
+             std::min(chunk, channels - channel), row, end - row, phase, phases},
             static_cast<float*>(memory));
   });
 }

@@ -1,11 +1,14 @@
 // A depthwise convolution of channels-last images that makes several channels of each one (Keras'
 // depth multiplier; FastViT, MobileCLIP, where they halve the image), or whose window has gaps
-// (dilation: networks for sound, segmentation), and maybe ReLU or its like.
+// (dilation: networks for sound, segmentation) or is one long row (QuartzNet, Conformer), and maybe
+// ReLU or its like.
 //
 // oneDNN's depthwise kernels make one channel of each; for more it has those for groups, which
 // compute one group after the other, vectors of which are nearly empty: 10 times as long. So it
 // does where padding is wider than the window without gaps. Here every so many pixels are an image
-// of their own, over which the window has none.
+// of their own, over which the window has none. Under long windows oneDNN's kernels reach a third
+// of the speed: pixels of a power of two of channels push each other out of the caches, where here
+// some channels of all pixels are copied together.
 #pragma once
 
 #include <array>
@@ -45,6 +48,8 @@ struct DepthwiseConvolution {
 
  private:
   struct Task;
+  bool isLong() const { return depthwise::isLong(window[0], window[1]); }
+  bool isGathered() const { return narrow || isLong(); }
   int64_t reach() const { return (window[0] - 1) * dilation[0] + 1; }  // rows under a window
   void runTask(const Task& task, float* memory) const;
   void runRow(depthwise::Row row, const Task& task) const;

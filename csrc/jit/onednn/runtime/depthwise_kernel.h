@@ -147,6 +147,86 @@ void runRow(const RowOf<T>& row) {
   }
 }
 
+// Of a long window: `pixels` of the result from `x` on, `vectors` of channels from `c` on. All of
+// them have most columns in the image; the others are added pixel by pixel.
+template <int pixels, int vectors>
+void computeLong(const Row& row, int64_t c, int64_t x) {
+  const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
+  const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
+  V sums[pixels][vectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) {
+    const auto bias = row.bias != nullptr ? Simd::load(row.bias + c + v * kWidth) : Simd::zero();
+#pragma GCC unroll 8
+    for (int p = 0; p < pixels; ++p) {
+      sums[p][v] = bias;
+    }
+  }
+  const auto left = x * row.stride - row.padding;
+  const auto* source = row.source[0] + left * row.source_stride + c;
+  const auto* weight = row.weight + c;
+  const auto first = most(0, -left);
+  const auto last = most(first, least(row.columns, row.width - left - (pixels - 1) * row.stride));
+  for (auto k = first; k < last; ++k) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      const auto factor = Simd::load(weight + k * row.weight_stride + v * kWidth);
+#pragma GCC unroll 8
+      for (int p = 0; p < pixels; ++p) {
+        const auto at = (int64_t{p} * row.stride + k) * row.source_stride + v * kWidth;
+        sums[p][v] = Simd::fmadd(Simd::load(source + at), factor, sums[p][v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < pixels; ++p) {
+    const auto begin = most(0, -left - p * row.stride);
+    const auto end = least(row.columns, row.width - left - p * row.stride);
+    const auto add = [&](int64_t from, int64_t to) {
+      for (auto k = from; k < to; ++k) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+          const auto at = (int64_t{p} * row.stride + k) * row.source_stride + v * kWidth;
+          const auto factor = Simd::load(weight + k * row.weight_stride + v * kWidth);
+          sums[p][v] = Simd::fmadd(Simd::load(source + at), factor, sums[p][v]);
+        }
+      }
+    };
+    add(begin, least(first, end));
+    add(most(last, begin), end);
+  }
+  rectify(sums, row.rectifier);
+  auto* to = row.result + x * row.result_stride + c;
+#pragma GCC unroll 8
+  for (int p = 0; p < pixels; ++p, to += row.result_stride) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      Simd::store(to + v * kWidth, sums[p][v]);
+    }
+  }
+}
+
+template <int vectors>
+void runLong(const Row& row, int64_t c) {
+  int64_t x = 0;
+  for (; x + kPixels <= row.result_width; x += kPixels) {
+    computeLong<kPixels, vectors>(row, c, x);
+  }
+  for (; x < row.result_width; ++x) {
+    computeLong<1, vectors>(row, c, x);
+  }
+}
+
+void runLongRow(const Row& row) {
+  int64_t c = 0;
+  for (; c + kInside * kWidth <= row.channels; c += kInside * kWidth) {
+    runLong<kInside>(row, c);
+  }
+  for (; c < row.channels; c += kWidth) {
+    runLong<1>(row, vectorAt(row, c));
+  }
+}
+
 template <int columns>
 void (*find(int64_t rows, int64_t stride))(const Row&) {
   const bool one = stride == 1;
@@ -161,6 +241,9 @@ void (*find(int64_t rows, int64_t stride))(const Row&) {
 }
 
 void (*find(int64_t rows, int64_t columns, int64_t stride))(const Row&) {
+  if (isLong(rows, columns)) {
+    return runLongRow;
+  }
   switch (columns) {
     case 3:
       return find<3>(rows, stride);

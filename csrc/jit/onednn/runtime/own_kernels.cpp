@@ -518,7 +518,8 @@ std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops,
   const auto stride = pair(ops[0]->get_attr<Shape>(Attr::strides));
   const auto channels = (*data.sizes)[1];
   if (!behind || behind->silu || behind->addend || last.outputs()[0].dtype != dtype ||
-      ops[0]->get_attr<int64_t>(Attr::groups) != channels || stride[0] != stride[1]) {
+      ops[0]->get_attr<int64_t>(Attr::groups) != channels ||
+      (stride[0] != stride[1] && pair(*data.sizes)[0] != 1)) {
     return std::nullopt;
   }
   const DepthwiseConvolution kernel{(*data.sizes)[0],
@@ -527,13 +528,43 @@ std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops,
                                     channels,
                                     weight[0] / channels,
                                     pair(weight),
-                                    stride[0],
+                                    stride[1],
                                     pair(ops[0]->get_attr<Shape>(Attr::dilations)),
                                     pair(ops[0]->get_attr<Shape>(Attr::pads_begin)),
                                     behind->rectifier,
                                     leaks ? last.get_attr<float>(Attr::alpha) : 1,
                                     dtype == at::kBFloat16};
   return kernel.isSupported() ? std::optional(kernel) : std::nullopt;
+}
+
+std::optional<TransposedConvolution> transposedConvolution(const Ops& ops,
+                                                           const LoweredGraph& graph) {
+  const auto& op = *ops[0];
+  if (!ownKernelsAnywhere() || op.kind() != OpKind::ConvTranspose ||
+      !isOfImages(op, graph, at::kFloat) || op.get_attr<int64_t>(Attr::groups) != 1 ||
+      op.get_attr<Shape>(Attr::dilations) != Shape{1, 1}) {
+    return std::nullopt;
+  }
+  const auto& data = *op.inputs()[0].sizes;
+  const auto& weight = *op.inputs()[1].sizes;
+  size_t last = 1;
+  const auto activation =
+      last < ops.size() ? activationFrom(ops, last, op.outputs()[0]) : std::optional<Activation>();
+  const auto behind = behindConvolution(activation && last + 1 == ops.size() ? Ops{&op} : ops);
+  if (!behind || behind->silu || behind->addend) {
+    return std::nullopt;
+  }
+  const TransposedConvolution kernel{data[0],
+                                     pair(data),
+                                     pair(*op.outputs()[0].sizes),
+                                     data[1],
+                                     weight[1],
+                                     pair(weight),
+                                     pair(op.get_attr<Shape>(Attr::strides)),
+                                     pair(op.get_attr<Shape>(Attr::pads_begin)),
+                                     behind->rectifier,
+                                     activation};
+  return kernel.pays() ? std::optional(kernel) : std::nullopt;
 }
 
 std::optional<DepthwiseVolume> depthwiseVolume(const Ops& ops, const LoweredGraph& graph) {

@@ -22,6 +22,7 @@
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/reduction.h"
 #include "jit/onednn/runtime/tiled_convolution.h"
+#include "jit/onednn/runtime/transposed_convolution.h"
 #include "jit/onednn/runtime/way.h"
 #include "jit/onednn/runtime/winograd.h"
 
@@ -100,6 +101,11 @@ std::optional<GroupedConvolution> groupedConvolution(const Ops& ops, const Lower
 // A depthwise convolution that makes several channels of each one, and maybe ReLU or its like;
 // nothing for other partitions. Image and result have to be channels last.
 std::optional<DepthwiseConvolution> depthwiseConvolution(const Ops& ops, const LoweredGraph& graph);
+
+// A transposed convolution with few output channels, and maybe ReLU or its like; nothing for other
+// partitions. The images have to be channels last.
+std::optional<TransposedConvolution> transposedConvolution(const Ops& ops,
+                                                           const LoweredGraph& graph);
 
 // A depthwise convolution of volumes, and maybe ReLU or its like; nothing for other partitions. The
 // strides of the data are not known yet; its channels have to lie side by side, and the result

@@ -276,6 +276,41 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a transposed convolution with few output channels, over channels-last images. False
+  // for any other partition.
+  bool transposed(const Ops& ops) {
+    const auto found = transposedConvolution(ops, draft_.lowered);
+    const auto& inputs = ops[0]->inputs();
+    const auto& result = ops.back()->outputs()[0];
+    if (!found || !isStrict(inputs[0]) || !draft_.knownSlot(inputs[0].id) ||
+        !isChannelsLast(draft_.inputLayout(inputs[0].id), inputs[0])) {
+      return false;
+    }
+    const auto strides = denseStrides({}, result);
+    const auto weight = draft_.constantTensor(inputs[1].id);
+    if (strides.empty() || findReleasable(weight)) {
+      return false;
+    }
+    auto kernel = *found;
+    kernel.planes = strides != channelsLastStrides(*result.sizes);
+    Plan::Step step;
+    bindData(step, inputs[0]);
+    bindPanels(step, inputs[1], weight, weight.permute({0, 2, 3, 1}).flatten(1),
+               kernel.product().weightSizes());
+    const auto bias = bindBias(step, inputs);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    const Layout scratch(inputs[1].id, DataType::f32, Shape{kernel.scratch()}, Shape{1});
+    step.outputs.emplace_back(draft_.temporary(scratch), scratch);
+    step.kernel = {[kernel, bias](auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({data(0), data(1), bias != 0 ? data(bias) : nullptr,
+                                 static_cast<float*>(to[0]), static_cast<float*>(to[1])});
+                   },
+                   kindOf(*ops[0]), fmt::format("llga_transposed:{}", Linear::kernels().name)};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // Of a result that may have any, but like an addend; empty if that is not possible.
   Shape denseStrides(const std::optional<Operand>& addend, const Operand& result) const {
     auto last = channelsLastStrides(*result.sizes);
@@ -2182,7 +2217,8 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
   return (usual && (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
-                    steps.volume(partition) || steps.direct(partition))) ||
+                    steps.volume(partition) || steps.direct(partition) ||
+                    steps.transposed(partition))) ||
          (usual &&
           (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
