@@ -20,11 +20,17 @@
 //    ->
 //      llga::einsum(permute(%q, [0, 2, 1, 3]), permute(%k, [0, 2, 1, 3]), True,
 //                   "bhid,bhjd->bhij")
+//    One of a tensor and a constant one is a linear layer, or where they have dimensions in common
+//    beside what is summed, and the tensor more, aten::matmul:
+//      einsum("btd, edf -> ebtf", [%x, %w])
+//    ->
+//      permute(unflatten(linear(%x, %rows), -1, [e, f]), [2, 0, 1, 3])
 // 9. aten::prelu with one constant slope for all channels is aten::leaky_relu.
 //
 // Ops that are several oneDNN Graph ops but one aten op (silu, scaled_dot_product_attention, ...)
 // are not rewritten here: the op table lowers them as they stand, so there is nothing to undo.
 #include <ATen/ops/einsum.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -37,6 +43,7 @@
 #include <cmath>
 #include <string>
 
+#include "jit/onednn/passes/known_shapes.h"
 #include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
 
@@ -330,14 +337,19 @@ c10::TypePtr productType(const Node* einsum, const MatrixProduct& product) {
   return ofSizes(*a, *sizes);
 }
 
+// Of an einsum of two tensors in a constant equation.
+std::optional<Labels> labelsOf(const Node* einsum) {
+  const auto equation = torch::jit::toIValue(einsum->input(0));
+  const auto* list = einsum->input(1)->node();
+  const bool known = equation && equation->isString() &&
+                     list->kind() == torch::jit::prim::ListConstruct &&
+                     list->inputs().size() == 2 && einsum->input(2)->mustBeNone();
+  return known ? labelsOf(equation->toStringRef()) : std::nullopt;
+}
+
 bool takeEinsumApart(Node* node) {
-  const auto equation = torch::jit::toIValue(node->input(0));
   const auto* list = node->input(1)->node();
-  if (!equation || !equation->isString() || list->kind() != torch::jit::prim::ListConstruct ||
-      list->inputs().size() != 2 || !node->input(2)->mustBeNone()) {
-    return false;
-  }
-  auto labels = labelsOf(equation->toStringRef());
+  auto labels = labelsOf(node);
   auto product = labels ? matrixProduct(*labels) : std::nullopt;
   const bool swapped = labels && !product;
   if (swapped) {
@@ -368,6 +380,139 @@ bool takeEinsumApart(Node* node) {
   einsum->output()->setType(productType(einsum, *product));
   node->output()->replaceAllUsesWith(
       inOrder(build, einsum->output(), product->result, labels->result));
+  return true;
+}
+
+// An einsum of a tensor and a constant one that is a linear layer, or a product of matrices with
+// some of the dimensions in common.
+struct Layer {
+  Value* data;
+  std::string of_data;  // labels
+  at::Tensor weight;
+  std::string of_weight;
+  std::string batch;    // labels of both and the result
+  std::string rows;     // of the data and the result
+  std::string outputs;  // of the weight and the result
+  std::string summed;   // of both
+};
+
+std::optional<Layer> layerOf(const Node* einsum, const Labels& labels) {
+  if (has(labels.a + labels.b + labels.result, kEllipsis)) {
+    return std::nullopt;
+  }
+  const auto* list = einsum->input(1)->node();
+  const auto second = constantTensor(list->input(1));
+  const size_t data = second.defined() ? 0 : 1;
+  Layer layer{const_cast<Value*>(list->input(data)),
+              data == 0 ? labels.a : labels.b,
+              second.defined() ? second : constantTensor(list->input(0)),
+              data == 0 ? labels.b : labels.a,
+              "",
+              "",
+              "",
+              ""};
+  if (!layer.weight.defined() || !layer.weight.is_floating_point() ||
+      layer.weight.dim() != static_cast<int64_t>(layer.of_weight.size()) ||
+      constantTensor(layer.data).defined()) {
+    return std::nullopt;
+  }
+  for (const auto label : layer.of_data) {
+    const bool of_weight = has(layer.of_weight, label);
+    const bool of_result = has(labels.result, label);
+    if (!of_weight && !of_result) {
+      return std::nullopt;  // sums of the data alone
+    }
+    (!of_weight ? layer.rows : of_result ? layer.batch : layer.summed) += label;
+  }
+  for (const auto label : layer.of_weight) {
+    if (!has(layer.of_data, label)) {
+      if (!has(labels.result, label)) {
+        return std::nullopt;
+      }
+      layer.outputs += label;
+    }
+  }
+  const bool known =
+      labels.result.size() == layer.batch.size() + layer.rows.size() + layer.outputs.size();
+  return known && !layer.rows.empty() && !layer.outputs.empty() && !layer.summed.empty()
+             ? std::optional(std::move(layer))
+             : std::nullopt;
+}
+
+std::vector<int64_t> sizesOf(const at::Tensor& tensor, const std::string& from,
+                             const std::string& labels) {
+  std::vector<int64_t> sizes;
+  sizes.reserve(labels.size());
+  for (const auto label : labels) {
+    sizes.push_back(tensor.size(static_cast<int64_t>(from.find(label))));
+  }
+  return sizes;
+}
+
+// A layer's data: batch, rows, and what is summed as one dimension. torch.einsum takes one number
+// in the place of several.
+Value* dataOf(Builder& build, const Layer& layer) {
+  KnownShapes shapes;
+  auto* data = layer.data;
+  const auto summed = sizesOf(layer.weight, layer.of_weight, layer.summed);
+  const bool known = shapes.rank(data) == layer.of_data.size() && summed.size() == 1 &&
+                     layer.of_data.back() == layer.summed[0] && shapes.last(data) == summed[0];
+  if (!known) {
+    std::vector<int64_t> sizes;
+    for (const auto label : layer.of_data) {
+      const auto at = layer.summed.find(label);
+      sizes.push_back(at == std::string::npos ? -1 : summed[at]);
+    }
+    data = build.op("expand", {data, build.ints(sizes), build.constant(false)});
+    data->setType(layer.data->type());
+  }
+  data = inOrder(build, data, layer.of_data, layer.batch + layer.rows + layer.summed);
+  if (summed.size() > 1) {
+    const auto first = -static_cast<int64_t>(summed.size());
+    const auto& type = *data->type()->expect<c10::TensorType>();
+    data = build.op("flatten", {data, build.constant(first), build.constant(int64_t{-1})});
+    data->setType(ofAnySizes(type));
+  }
+  return data;
+}
+
+bool makeLayerOfEinsum(Node* node) {
+  const auto labels = labelsOf(node);
+  const auto layer = labels ? layerOf(node, *labels) : std::nullopt;
+  // With a batch, and a row that llga::einsum's operands have too, it is one of these.
+  if (!layer ||
+      (!layer->batch.empty() && (layer->outputs.size() != 1 || layer->rows.size() == 1))) {
+    return false;
+  }
+  const WithInsertPoint guard(node);
+  Builder build(node);
+  const auto outputs = sizesOf(layer->weight, layer->of_weight, layer->outputs);
+  const auto numbers = c10::multiply_integers(outputs);
+  std::vector<int64_t> order;
+  for (const auto label : layer->batch + layer->outputs + layer->summed) {
+    order.push_back(static_cast<int64_t>(layer->of_weight.find(label)));
+  }
+  auto weight = layer->weight.permute(order);
+  auto* data = dataOf(build, *layer);
+  const auto type = ofAnySizes(*layer->data->type()->expect<c10::TensorType>());
+  Value* result = nullptr;
+  if (layer->batch.empty()) {
+    weight = weight.reshape({numbers, -1});
+    auto* none = build.constant(c10::IValue());
+    result = build.op("linear", {data, build.constant(weight), none});
+  } else {
+    auto sizes = sizesOf(layer->weight, layer->of_weight, layer->batch);
+    sizes.resize(layer->batch.size() + layer->rows.size() - 1, 1);
+    sizes.insert(sizes.end(), {numbers, -1});
+    result = build.op("matmul", {data, build.constant(weight.reshape(sizes).mT().contiguous())});
+  }
+  result->setType(type);
+  if (outputs.size() > 1) {
+    result = build.op("unflatten", {result, build.constant(int64_t{-1}), build.ints(outputs)});
+    result->setType(type);
+  }
+  result = inOrder(build, result, layer->batch + layer->rows + layer->outputs, labels->result);
+  node->output()->replaceAllUsesWith(result);
   return true;
 }
 
@@ -743,7 +888,7 @@ void normalizeOps(const GraphPtr& graph) {
     } else if (node->kind() == aten::slice) {
       replaced = dropWholeSlice(node);
     } else if (node->kind() == aten::einsum) {
-      replaced = takeEinsumApart(node);
+      replaced = makeLayerOfEinsum(node) || takeEinsumApart(node);
     } else if (node->kind() == aten::Int) {
       replaced = integers.untrace(node);
     } else if (node->kind() == aten::tanh) {

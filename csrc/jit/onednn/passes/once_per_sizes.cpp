@@ -40,7 +40,10 @@ bool isHost(const Value* value) {
          type->isSubtypeOf(*c10::NoneType::get()) || type->isSubtypeOf(*c10::DeviceObjType::get());
 }
 
-// A list of such values that is made where it is read.
+// A number that a trace takes from a tensor: the end of an aten::arange.
+bool isNumber(const Value* value) { return value->type()->kind() == c10::NumberType::Kind; }
+
+// A list of host values that is made where it is read.
 bool isHostList(const Value* value) {
   const auto* node = value->node();
   return node->kind() == prim::ListConstruct &&
@@ -146,14 +149,15 @@ class Finder {
       const bool tensor = holdsTensors(input);
       tensors = tensors || tensor;
       const bool constant = input->node()->kind() == prim::Constant;
-      if (!constant && !(tensor ? isMember(input) : isHost(input) || isHostList(input))) {
+      const bool inside = tensor || isNumber(input);
+      if (!constant && !(inside ? isMember(input) : isHost(input) || isHostList(input))) {
         return false;
       }
     }
     for (const auto* output : node->outputs()) {
       const bool tensor = holdsTensors(output);
       tensors = tensors || tensor;
-      if (!tensor && !isHost(output)) {
+      if (!tensor && !isHost(output) && !isNumber(output)) {
         return false;
       }
     }
@@ -205,7 +209,7 @@ class Finder {
     return banned_.size() > before;
   }
 
-  // Nodes that read each other's tensors belong together.
+  // Nodes that read each other's tensors, or numbers from them, belong together.
   std::vector<Nodes> components() const {
     std::unordered_map<const Node*, size_t> where;
     std::vector<Nodes> found;
@@ -217,7 +221,7 @@ class Finder {
       found.push_back({node});
       where[node] = own;
       for (const auto* input : node->inputs()) {
-        if (!holdsTensors(input) || !isMember(input)) {
+        if (!(holdsTensors(input) || isNumber(input)) || !isMember(input)) {
           continue;
         }
         const auto other = where.at(input->node());
