@@ -19,7 +19,6 @@ from util import (
     expect,
     fused_graph,
     fuses,
-    has_matrix_units,
     has_own_kernels,
     kernels_of,
     net,
@@ -365,21 +364,26 @@ def test_autocast() -> None:
             assert_same(script(x), want, tol=TOLERANCES[torch.bfloat16])
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["frozen_under_it", "frozen_outside"])
 @pytest.mark.parametrize("kind", STEPS)
-def test_traced_steps_under_autocast(kind: str) -> None:
+def test_traced_steps_under_autocast(kind: str, inside: bool) -> None:
     """An LSTM's and a GRU's states are float32 then, and all is computed in that."""
     cell = randomized(CELLS[kind](12, 40)).eval()
     states = [torch.randn(3, 40) for _ in range(2 if kind == "lstm" else 1)]
     m = net(STEPS.get(kind, STEPS["gru"]), "x, h, c=None", l=cell).eval()
     x = torch.randn(3, 12)
     with torch.no_grad():
-        script = frozen_under_autocast(m, x, *states)
+        script = (
+            frozen_under_autocast(m, x, *states)
+            if inside
+            else to_script(m, [x, *states], autocast=True)
+        )
         with autocast_bf16():
             want = m(x, *states)
         for _ in range(4):
             assert_same(script(x, *states), want, tol=TOLERANCES[torch.bfloat16])
         found = fused_graph(script, x, *states)
-    if fuses(torch.bfloat16) and has_own_kernels() and not has_matrix_units():
+    if fuses(torch.bfloat16) and has_own_kernels():
         expect(found, fused=f"traced_{op(kind)}_cell")
 
 

@@ -13,8 +13,8 @@
 // A plain cell is two linear layers, a sum and an activation, which groups hold as it is.
 //
 // The ops are called as above, also by eager's autocast, where aten::lstm_cell would have results
-// of another data type. Of an LSTM or GRU that was traced under autocast, whose parameters are
-// bfloat16 and whose states are float32 then, the op computes all in float32.
+// of another data type. Traced under autocast, parameters are bfloat16 and states float32: %x and
+// %h are then what is cast to bfloat16 above, and the op makes the casts.
 //
 // Only for constant parameters. The nodes lie together, so that nothing writes to what they read
 // between them; what they write to is their own.
@@ -45,24 +45,28 @@ using torch::jit::Stack;
 // ------------------------------------------------------------------------------------- operators
 
 struct Operands {
-  at::Tensor data;
   std::vector<at::Tensor> states;
   at::Tensor of_data;  // linear layers
   at::Tensor of_units;
 };
 
 Operands popOperands(Stack& stack, bool lstm) {
+  const bool casts = torch::jit::pop(stack).toBool();
   const auto tensor = [&] { return torch::jit::pop(stack).toOptional<at::Tensor>(); };
   const auto hidden_bias = tensor();
   const auto bias = tensor();
-  const auto hidden_weight = tensor();
-  const auto weight = tensor();
-  auto states = torch::jit::pop(stack);
-  auto data = *tensor();
-  auto known = lstm ? states.toTensorVector() : std::vector<at::Tensor>{states.toTensor()};
-  auto of_units = at::linear(known[0], *hidden_weight, hidden_bias);
-  auto of_data = at::linear(data, *weight, bias);
-  return {std::move(data), std::move(known), std::move(of_data), std::move(of_units)};
+  const auto hidden_weight = *tensor();
+  const auto weight = *tensor();
+  const auto states = torch::jit::pop(stack);
+  const auto data = *tensor();
+  Operands operands;
+  operands.states = lstm ? states.toTensorVector() : std::vector<at::Tensor>{states.toTensor()};
+  const auto cast = [&](const at::Tensor& from) {
+    return casts ? from.to(weight.scalar_type()) : from;
+  };
+  operands.of_units = at::linear(cast(operands.states[0]), hidden_weight, hidden_bias);
+  operands.of_data = at::linear(cast(data), weight, bias);
+  return operands;
 }
 
 void lstmCell(Stack& stack) {
@@ -87,7 +91,7 @@ void registerCells() {
   const auto of = [](const char* name, const char* state, const char* result, auto function) {
     return torch::jit::Operator(
         std::string("llga::") + name + "(Tensor input, " + state +
-            " hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih=None, Tensor? b_hh=None) -> " + result,
+            " hx, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, bool casts) -> " + result,
         function, c10::AliasAnalysisKind::FROM_SCHEMA);
   };
   static const torch::jit::RegisterOperators registration(
@@ -97,16 +101,16 @@ void registerCells() {
 
 // -------------------------------------------------------------------------------------- patterns
 
-// What PyTorch makes of a step. Values whose names begin with "of_" are what linear layers give.
+// What PyTorch makes of a step, also under TorchScript's autocast, which widens operands of what
+// promotes data types. Values whose names begin with "of_" are what linear layers give.
 struct Form {
   const char* op;
-  bool widened;  // traced under autocast: gates are bfloat16, states float32
   const char* text;
 };
 
 const std::vector<Form>& forms() {
   static const std::vector<Form> all{
-      {"llga::lstm_cell", false, R"(graph(%of_h, %of_x, %c, %one, %chunks):
+      {"llga::lstm_cell", R"(graph(%of_h, %of_x, %c, %one, %chunks):
   %sum : Tensor = aten::add_(%of_h, %of_x, %one)
   %gates : Tensor[] = aten::unsafe_chunk(%sum, %chunks, %one)
   %i, %f, %g, %o = prim::ListUnpack(%gates)
@@ -120,7 +124,7 @@ const std::vector<Form>& forms() {
   %tc : Tensor = aten::tanh(%cells)
   %units : Tensor = aten::mul(%so, %tc)
   return (%units, %cells))"},
-      {"llga::lstm_cell", true, R"(graph(%of_h, %of_x, %c, %one, %chunks, %cuda, %cpu):
+      {"llga::lstm_cell", R"(graph(%of_h, %of_x, %c, %one, %chunks, %cuda, %cpu):
   %sum : Tensor = aten::add_(%of_h, %of_x, %one)
   %gates : Tensor[] = aten::unsafe_chunk(%sum, %chunks, %one)
   %i, %f, %g, %o = prim::ListUnpack(%gates)
@@ -139,7 +143,7 @@ const std::vector<Form>& forms() {
   %wc : Tensor = aten::_autocast_to_full_precision(%tc, %cuda, %cpu)
   %units : Tensor = aten::mul(%wo, %wc)
   return (%units, %cells))"},
-      {"llga::gru_cell", false, R"(graph(%of_h, %of_x, %h, %one, %chunks):
+      {"llga::gru_cell", R"(graph(%of_h, %of_x, %h, %one, %chunks):
   %data : Tensor[] = aten::unsafe_chunk(%of_x, %chunks, %one)
   %xr, %xz, %xn = prim::ListUnpack(%data)
   %gates : Tensor[] = aten::unsafe_chunk(%of_h, %chunks, %one)
@@ -155,7 +159,7 @@ const std::vector<Form>& forms() {
   %kept : Tensor = aten::mul_(%apart, %z)
   %units : Tensor = aten::add_(%kept, %n, %one)
   return (%units))"},
-      {"llga::gru_cell", true, R"(graph(%of_h, %of_x, %h, %one, %chunks, %cuda, %cpu):
+      {"llga::gru_cell", R"(graph(%of_h, %of_x, %h, %one, %chunks, %cuda, %cpu):
   %data : Tensor[] = aten::unsafe_chunk(%of_x, %chunks, %one)
   %xr, %xz, %xn = prim::ListUnpack(%data)
   %gates : Tensor[] = aten::unsafe_chunk(%of_h, %chunks, %one)
@@ -201,7 +205,6 @@ const std::vector<std::unique_ptr<Pattern>>& patterns() {
 struct Linear {
   Node* node;
   at::Tensor weight;
-  at::Tensor bias;  // undefined if there is none
 };
 
 // One with constant parameters that gives `value` to one reader; else without a node.
@@ -210,9 +213,9 @@ Linear linearOf(const Value* value) {
   if (node->kind() != aten::linear || value->uses().size() != 1) {
     return {};
   }
-  Linear linear{node, constantTensor(node->input(1)), constantTensor(node->input(2))};
+  Linear linear{node, constantTensor(node->input(1))};
   const bool known = linear.weight.defined() && linear.weight.dim() == 2 &&
-                     (linear.bias.defined() || node->input(2)->mustBeNone());
+                     (constantTensor(node->input(2)).defined() || node->input(2)->mustBeNone());
   return known ? linear : Linear{};
 }
 
@@ -275,16 +278,13 @@ class Restorer {
     const bool lstm = matched("cells") != nullptr;
     if (units.node == nullptr || data.node == nullptr || intOf(matched("one")) != 1 ||
         (chunks != nullptr && intOf(chunks) != (lstm ? 4 : 3)) ||
-        units.weight.scalar_type() != data.weight.scalar_type() ||
-        (pattern.form->widened && units.weight.scalar_type() != at::kBFloat16)) {
+        units.weight.scalar_type() != data.weight.scalar_type()) {
       return;
     }
-    auto* state = units.node->input(0);
-    if (auto* kept = operand("h")) {  // what a GRU keeps of it is read apart
-      if (source(kept) != source(state)) {
-        return;
-      }
-      state = kept;
+    auto* state = uncast(units.node->input(0), units.weight.scalar_type());
+    auto* kept = operand("h");  // what a GRU keeps of it is read apart
+    if (kept != nullptr && widened(kept) != widened(state)) {
+      return;
     }
     Members members{units.node, data.node};
     for (const auto& [from, to] : match.nodes_map) {
@@ -322,31 +322,25 @@ class Restorer {
   void replace(const Step& step) {
     registerCells();
     const torch::jit::WithInsertPoint guard(step.last);
-    const bool widened = step.pattern.form->widened;
-    const auto value = [&](Value* from) { return widened ? inFloat(from, step.last) : from; };
-    const auto parameter = [&](const at::Tensor& tensor, Value* from) {
-      return widened && tensor.defined() ? constantInFloat(tensor) : from;
-    };
-    auto* input = value(step.data.node->input(0));
-    auto* states = value(step.state);
-    if (step.cells != nullptr) {
-      auto* list = graph_->createList(c10::TensorType::get(), {states, value(step.cells)});
-      states = graph_->insertNode(list)->output();
-    }
     const auto of_data = step.data.node->inputs();
     const auto of_units = step.units.node->inputs();
-    auto* cell = graph_->insertNode(graph_->create(
-        Symbol::fromQualString(step.pattern.form->op),
-        {input, states, parameter(step.data.weight, of_data[1]),
-         parameter(step.units.weight, of_units[1]), parameter(step.data.bias, of_data[2]),
-         parameter(step.units.bias, of_units[2])},
-        step.last_cells != nullptr ? 2 : 1));
+    auto* input = uncast(of_data[0], step.data.weight.scalar_type());
+    auto* states = widened(step.state);
+    if (step.cells != nullptr) {
+      auto* list = graph_->createList(c10::TensorType::get(), {states, widened(step.cells)});
+      states = graph_->insertNode(list)->output();
+    }
+    const bool casts = input != of_data[0] || step.state != of_units[0];
+    auto* cell =
+        graph_->insertNode(graph_->create(Symbol::fromQualString(step.pattern.form->op),
+                                          {input, states, of_data[1], of_units[1], of_data[2],
+                                           of_units[2], graph_->insertConstant(casts)},
+                                          step.last_cells != nullptr ? 2 : 1));
     cell->copyMetadata(step.last);
     replaceBy(step.result, cell->output(0));
     if (step.last_cells != nullptr) {
       replaceBy(step.last_cells, cell->output(1));
     }
-    made_.insert(cell);
   }
 
   void replaceBy(Value* value, Value* by) {
@@ -364,30 +358,25 @@ class Restorer {
     }
   }
 
-  // What is cast to get `value`, if it is.
-  static Value* source(Value* value) {
-    while (isPlainCast(value->node())) {
+  // What is cast to this data type to get `value`, if it is.
+  static Value* uncast(Value* value, at::ScalarType dtype) {
+    const auto* node = value->node();
+    while (isPlainCast(node) && (castsTo(node) == dtype || reducesTo(node) == dtype)) {
+      value = const_cast<Value*>(node->input(0));
+      node = value->node();
+    }
+    return value;
+  }
+
+  // What is widened to get `value`, if it is: the op's arithmetic does that.
+  static Value* widened(Value* value) {
+    while (widens(value->node())) {
       value = value->node()->input(0);
     }
     return value;
   }
 
-  Value* inFloat(Value* value, Node* before) const {
-    auto* from = source(value);
-    return made_.count(from->node()) != 0 ? from : castToFloat(from, before)->output();
-  }
-
-  Value* constantInFloat(const at::Tensor& tensor) {
-    auto& made = floats_[tensor.unsafeGetTensorImpl()];
-    if (!made.defined()) {
-      made = tensor.to(at::kFloat);
-    }
-    return graph_->insertConstant(made);
-  }
-
   const GraphPtr& graph_;
-  std::unordered_set<const Node*> made_;
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> floats_;
   // Of the matches of one pattern.
   std::unordered_map<const Value*, Value*> replaced_;
   std::vector<Members> done_;

@@ -98,6 +98,11 @@ bool isFlag(const Node* node, const char* name, bool wanted, const Facts& facts)
   return facts.constant(node->namedInput(name)) == c10::IValue(wanted);
 }
 
+// Whether it casts float32 to the bfloat16 of its weights: our kernel computes in float32.
+bool castsData(const Node* node, const Facts& facts) {
+  return !node->kind().is_aten() && isFlag(node, "casts", true, facts);
+}
+
 struct Counts {
   int64_t layers;
   int64_t directions;
@@ -142,7 +147,8 @@ bool isOwnRecurrent(const Node* node, const Facts& facts) {
       std::all_of(parameters.begin(), parameters.end(),
                   [type](const at::Tensor& parameter) { return parameter.scalar_type() == type; });
   // AMX multiplies many sequences of bfloat16 faster, which oneDNN's kernels do in eager.
-  return alike && (type == at::kFloat || (type == at::kBFloat16 && !usesAmx()));
+  const bool narrow = type == at::kBFloat16 && (!usesAmx() || !form->sequences);
+  return alike && (type == at::kFloat || narrow);
 }
 
 std::optional<FoundRecurrent> findRecurrent(const Graph& subgraph, const Facts& facts) {
@@ -168,11 +174,12 @@ std::optional<FoundRecurrent> findRecurrent(const Graph& subgraph, const Facts& 
                        form.sequences ? node->output(1) : nullptr,
                        lstm ? node->outputs().back() : nullptr,
                        std::move(parameters)};
-  const bool alike = facts.tensor(found.data).dtype == type &&
-                     facts.tensor(found.result).dtype == type &&
+  const auto of_data = castsData(node, facts) ? at::kFloat : type;
+  const bool alike = facts.tensor(found.data).dtype == of_data &&
+                     facts.tensor(found.result).dtype == of_data &&
                      std::all_of(found.states.begin(), found.states.end(), [&](const auto& state) {
-                       return state.constant.defined() ? state.constant.scalar_type() == type
-                                                       : facts.tensor(state.value).dtype == type;
+                       return state.constant.defined() ? state.constant.scalar_type() == of_data
+                                                       : facts.tensor(state.value).dtype == of_data;
                      });
   if (!alike) {
     throw CompileError{"a recurrent layer whose data is of another type than its weights"};
