@@ -507,6 +507,55 @@ def test_matmul(case: Case, mode: str) -> None:
             lambda: net("torch.einsum('bijk,bjkl->bil', x, y)", "x, y"),
             [(2, 3, 4, 5), (2, 4, 5, 6)],
         ),
+        *[
+            Case(
+                f"einsum_with_a_weight {equation}",
+                functools.partial(
+                    net, f"torch.einsum('{equation}', x, self.w)", w=torch.randn(*weight)
+                ),
+                [size],
+                modes=("traced", "scripted", "bf16"),
+                fused=fused,
+                outside="einsum",
+            )
+            for equation, size, weight, fused in [
+                ("bnd,de->bne", (2, 3, 6), (6, 5), "linear"),
+                ("nd,ed->ne", (3, 6), (5, 6), "linear"),
+                ("ibh,hnd->ibnd", (4, 2, 6), (6, 3, 5), "linear"),
+                ("ibnd,hnd->ibh", (4, 2, 3, 5), (6, 3, 5), "linear"),
+                ("bntd,hnd->bth", (4, 3, 2, 5), (6, 3, 5), "linear"),
+                ("btd,edf->ebtf", (2, 3, 6), (4, 6, 5), "linear"),
+                ("ebtf,efd->ebtd", (4, 2, 3, 5), (4, 5, 6), "matmul"),
+                ("bthd,hde->bthe", (2, 3, 4, 5), (4, 5, 6), "matmul"),
+            ]
+        ],
+        Case(
+            "einsum_with_a_weight_first",
+            lambda: net("torch.einsum('hnd,ibh->ibnd', self.w, x)", w=torch.randn(6, 3, 5)),
+            [(4, 2, 6)],
+            fused="linear",
+        ),
+        Case(
+            "einsum_with_a_weight_to_columns",
+            lambda: net("torch.einsum('nd,ed->en', x, self.w)", w=torch.randn(5, 6)),
+            [(3, 6)],
+            fused="einsum",
+        ),
+        Case(
+            "einsum_with_a_weight_that_repeats_a_number",
+            lambda: net("torch.einsum('ibh,hnd->ibnd', x, self.w)", w=torch.randn(6, 3, 5)),
+            [(4, 2, 1)],
+        ),
+        Case(
+            "einsum_with_a_weight_and_a_sum",
+            lambda: net("torch.einsum('ibh,hnd->bnd', x, self.w)", w=torch.randn(6, 3, 5)),
+            [(4, 2, 6)],
+        ),
+        Case(
+            "einsum_with_a_weight_of_vectors",
+            lambda: net("torch.einsum('bd,d->b', x, self.w)", w=torch.randn(6)),
+            [(4, 6)],
+        ),
         Case(
             "einsum_of_a_diagonal",
             lambda: net("torch.einsum('bii,bij->bij', x, y)", "x, y"),

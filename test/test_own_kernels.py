@@ -213,6 +213,21 @@ MULTIPLIED = {
     "in_columns": Multiplied((1, 16, 5, 6), window=(3, 1), padding=(1, 0), own=False),
     "strides": Multiplied((1, 16, 5, 6), stride=(1, 2), own=False),
     "stride_of_3": Multiplied((1, 16, 9, 9), stride=3, own=False),
+    "long": Multiplied((2, 64, 1, 90), 1, (1, 33), padding=(0, 16), code="F.relu(self.c(x))"),
+    "long_chunks": Multiplied((1, 80, 1, 50), 1, (1, 11), padding=(0, 5), bias=False),
+    "long_stride": Multiplied((1, 48, 1, 61), 1, (1, 15), stride=(1, 2), padding=(0, 7)),
+    "long_dilated": Multiplied((1, 32, 1, 80), 1, (1, 9), padding=(0, 8), dilation=(1, 2)),
+    "longer_than_the_image": Multiplied((2, 32, 1, 20), 1, (1, 75), padding=(0, 37)),
+    "long_far_outside": Multiplied((1, 16, 1, 3), 1, (1, 9), padding=(0, 20)),
+    "long_even": Multiplied((1, 96, 1, 35), 1, (1, 8), padding=(0, 4), bias=False),
+    "long_without_padding": Multiplied((1, 16, 1, 40), 1, (1, 31), padding=0),
+    "long_rows": Multiplied((2, 16, 5, 40), 1, (1, 9), padding=(0, 4)),
+    "long_rows_stride": Multiplied((1, 32, 5, 41), 1, (1, 9), stride=2, padding=(0, 4)),
+    "long_to_2": Multiplied((1, 32, 1, 40), window=(1, 9), padding=(0, 4)),
+    "long_leaky": Multiplied(
+        (1, 32, 1, 40), 1, (1, 9), padding=(0, 4), code="F.leaky_relu(self.c(x), 0.2)"
+    ),
+    "long_column": Multiplied((1, 32, 40, 1), 1, (9, 1), padding=(4, 0), own=False),
 }
 
 
@@ -246,6 +261,134 @@ def test_depthwise_convolution_to_more_channels_with_special_values(
     m = net("F.relu(self.c(x))", c=nn.Conv2d(48, 96, 3, padding=1, groups=48)).eval().to(dtype)
     x = torch.randn(2, 48, 9, 17).to(dtype, memory_format=torch.channels_last)
     check_special_values(m, x, value, [(0, 0, 0, 0), (1, 47, 8, 16), (0, 25, 4, 3)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_long_depthwise_convolution_of_sequences(dtype: torch.dtype) -> None:
+    """As in networks for speech, between pointwise ones."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(
+        "self.b(F.relu(self.c(self.a(x))))",
+        a=nn.Conv1d(8, 32, 1),
+        b=nn.Conv1d(32, 16, 1),
+        c=nn.Conv1d(32, 32, 33, padding=16, groups=32),
+    ).eval()
+    x = torch.randn(2, 8, 70)
+    check(m, [x], dtype=dtype, fused="conv relu")
+    if has_own_kernels():
+        found = kernels_of(m.to(dtype), x.to(dtype))
+        assert any(name.startswith("llga_depthwise:") for name in found), found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_long_depthwise_convolution_with_special_values(value: float) -> None:
+    conv = nn.Conv2d(32, 32, (1, 15), padding=(0, 7), groups=32)
+    x = torch.randn(2, 32, 1, 40).to(memory_format=torch.channels_last)
+    m = net("F.relu(self.c(x))", c=conv).eval()
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in [(0, 0, 0, 0), (1, 31, 0, 39), (0, 17, 0, 20)]:
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+        conv.weight[9, 0, 0, 3] = value
+        alone = net("self.c(x)", c=conv)
+        script = to_script(alone, [x])
+        for _ in range(3):
+            assert_same(script(x), alone(x))
+
+
+class Transposed(NamedTuple):
+    """A transposed convolution: size of the image, channels it makes, and what it does."""
+
+    size: tuple[int, ...] = (1, 24, 9, 13)
+    outputs: int = 3
+    window: Any = 4
+    stride: Any = 2
+    padding: Any = 1
+    extra: Any = 0  # at the bottom and on the right
+    bias: bool = True
+    code: str = "self.t(self.c(x))"
+    own: bool = True
+    options: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+
+TRANSPOSED = {
+    "halves": Transposed(code="torch.tanh(self.t(self.c(x)))"),
+    "one_channel": Transposed((2, 20, 7, 8), 1, 9, 2, 4, 1, bias=False),
+    "far": Transposed((1, 8, 5, 6), 2, 3, 3, 0, (2, 1), code="F.relu(self.t(self.c(x)))"),
+    "patches": Transposed((3, 17, 4, 5), 7, 2, 2, 0),
+    "gaps": Transposed((1, 8, 5, 6), 2, 2, 3, 0, 2),
+    "overlaps": Transposed((1, 8, 5, 6), 4, 5, 1, 2, code="F.relu6(self.t(self.c(x)))"),
+    "strides": Transposed(
+        (1, 8, 6, 5), 1, (3, 8), (1, 4), (1, 2), code="F.silu(self.t(self.c(x)))"
+    ),
+    "one_pixel": Transposed((2, 8, 1, 1), 3, 4, 1, 0, code="torch.sigmoid(self.t(self.c(x)))"),
+    "cropped": Transposed((1, 8, 4, 5), 2, 6, 2, 5),
+    "mostly_bias": Transposed((1, 8, 2, 2), 2, 1, 4, 0, 3, code="F.gelu(self.t(self.c(x)))"),
+    "hardswish": Transposed(code="F.hardswish(self.t(self.c(x)))"),
+    "read_twice": Transposed(code="y = self.t(self.c(x))\nreturn y, torch.tanh(y)"),
+    "many_channels": Transposed(outputs=8, own=False),
+    "dilated": Transposed(own=False, options={"dilation": 2}),
+    "groups": Transposed(outputs=4, own=False, options={"groups": 2}),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_transposed_convolution_to_few_channels(case: str, layout: torch.memory_format) -> None:
+    c = TRANSPOSED[case]
+    channels = c.size[1]
+    t = nn.ConvTranspose2d(
+        channels, c.outputs, c.window, c.stride, c.padding, c.extra, bias=c.bias, **c.options
+    )
+    m = net(c.code, t=t, c=nn.Conv2d(channels, channels, 3, padding=1)).eval()
+    x = torch.randn(c.size)
+    check(m, [x], fused="conv", memory_format=layout)
+    found = kernels_of(m, x.to(memory_format=layout))
+    own = any(name.startswith("llga_transposed:") for name in found)
+    assert own == (c.own and has_own_kernels()), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_transposed_convolution_of_sequences(dtype: torch.dtype) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(
+        "torch.tanh(self.t(F.relu(self.c(x))))",
+        c=nn.Conv1d(8, 16, 3, padding=1),
+        t=nn.ConvTranspose1d(16, 2, 8, 4, padding=2),
+    ).eval()
+    check(m, [torch.randn(2, 8, 30)], dtype=dtype, fused="conv relu tanh")
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("activation", ["", "F.relu", "torch.tanh", "F.hardswish"])
+def test_transposed_convolution_of_special_values(activation: str, value: float) -> None:
+    t = nn.ConvTranspose2d(8, 2, 4, 2, padding=1)
+    m = net(f"{activation}(self.t(x))", t=t).eval()
+    x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for place in [(0, 0, 0, 0), (1, 7, 4, 5), (0, 3, 2, 3)]:
+            y = x.clone()
+            y[place] = value
+            for _ in range(3):
+                assert_same(script(y), m(y))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, (0, 2)], ids=str)
+@pytest.mark.parametrize("code", ["x.sum({}) + y", "y * x.mean({})", "x.amax({}) - y"])
+def test_reduction_and_a_binary_op(code: str, dim: Any) -> None:
+    """oneDNN would have its reference kernel for both."""
+    x = torch.randn(4, 6, 16)
+    y = torch.randn(x.sum(dim).shape)
+    check(net(code.format(dim), "x, y"), [x, y])
+    if has_own_kernels() and "amax" not in code:
+        assert "llga_reduction" in kernels_of(net(code.format(dim), "x, y").eval(), x, y)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

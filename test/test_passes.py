@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("fuser")
 
 PASSES = [
     "specialize_types",
+    "restore_cells",
     "remove_mutation",
     "fold_constants",
     "normalize_ops",
@@ -3121,6 +3122,33 @@ graph(%x : Tensor, %n : int):
   %y : Tensor = aten::matmul(%x, %w)
   return (%y)
 """
+
+
+COUNTED = """
+graph(%x : Tensor, %n : int):
+  %none : NoneType = prim::Constant()
+  %no : bool = prim::Constant[value=0]()
+  %long : int = prim::Constant[value=4]()
+  %1 : int = prim::Constant[value=1]()
+  %count : Tensor = prim::NumToTensor(%n)
+  %twice : Tensor = aten::add(%count, %count, %1)
+  %end : Scalar = aten::ScalarImplicit(%twice)
+  %r : Tensor = aten::arange(%end, %long, %none, %none, %no)
+  %w : Tensor = aten::sin(%r)
+  %y : Tensor = aten::mul(%x, %w)
+  return (%y)
+"""
+
+
+def test_once_per_sizes_of_what_counts_on_tensors() -> None:
+    """A trace makes tensors of sizes, and numbers of these again."""
+    graph = after("once_per_sizes", COUNTED)
+    assert kinds(graph) == ["llga::OncePerSizes", "aten::mul"]
+    text = COUNTED.replace("aten::mul(%x, %w)", "aten::mul(%x, %end)")
+    left = kinds(after("once_per_sizes", text))
+    assert "aten::ScalarImplicit" in left  # a result is a tensor
+    text = COUNTED.replace("aten::add(%count, %count, %1)", "aten::add(%count, %x, %1)")
+    assert "llga::OncePerSizes" not in kinds(after("once_per_sizes", text))
 
 
 RETURN_TWO = """%t : (Tensor, Tensor) = prim::TupleConstruct(%y, {})

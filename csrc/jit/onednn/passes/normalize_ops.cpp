@@ -416,25 +416,27 @@ std::optional<Layer> layerOf(const Node* einsum, const Labels& labels) {
       constantTensor(layer.data).defined()) {
     return std::nullopt;
   }
+  // In the order of the result, as torch.einsum has them.
+  for (const auto label : labels.result) {
+    auto& kind = !has(layer.of_weight, label) ? layer.rows
+                 : has(layer.of_data, label)  ? layer.batch
+                                              : layer.outputs;
+    kind += label;
+  }
   for (const auto label : layer.of_data) {
-    const bool of_weight = has(layer.of_weight, label);
-    const bool of_result = has(labels.result, label);
-    if (!of_weight && !of_result) {
-      return std::nullopt;  // sums of the data alone
-    }
-    (!of_weight ? layer.rows : of_result ? layer.batch : layer.summed) += label;
-  }
-  for (const auto label : layer.of_weight) {
-    if (!has(layer.of_data, label)) {
-      if (!has(labels.result, label)) {
-        return std::nullopt;
-      }
-      layer.outputs += label;
+    if (!has(labels.result, label)) {
+      layer.summed += label;
     }
   }
-  const bool known =
-      labels.result.size() == layer.batch.size() + layer.rows.size() + layer.outputs.size();
-  return known && !layer.rows.empty() && !layer.outputs.empty() && !layer.summed.empty()
+  const auto kept = layer.batch + layer.summed;
+  const bool known = layer.of_data.size() == kept.size() + layer.rows.size() &&
+                     layer.of_weight.size() == kept.size() + layer.outputs.size() &&
+                     std::all_of(layer.summed.begin(), layer.summed.end(),
+                                 [&](char label) { return has(layer.of_weight, label); });
+  // Else torch.einsum has the outputs first in memory.
+  const bool lies_by_rows = data == 0 || labels.result == layer.batch + layer.rows + layer.outputs;
+  return known && lies_by_rows && has(layer.outputs, labels.result.back()) && !layer.rows.empty() &&
+                 !layer.outputs.empty() && !layer.summed.empty()
              ? std::optional(std::move(layer))
              : std::nullopt;
 }
