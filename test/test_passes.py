@@ -3151,6 +3151,28 @@ def test_once_per_sizes_of_what_counts_on_tensors() -> None:
     assert "llga::OncePerSizes" not in kinds(after("once_per_sizes", text))
 
 
+DIVIDED = """
+graph(%x : Tensor, %n : int):
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %2 : int = prim::Constant[value=2]()
+  %r : Tensor = aten::arange(%n, %none, %none, %none, %none)
+  %s : Tensor[] = aten::split(%r, %2, %0)
+  %a : Tensor, %b : Tensor, %c : Tensor = prim::ListUnpack(%s)
+  %w : Tensor = aten::sin(%{})
+  %y : Tensor = aten::mul(%x, %w)
+  return (%y)
+"""
+
+
+@pytest.mark.parametrize("part", ["a", "b", "c"])
+def test_once_per_sizes_of_one_part(part: str) -> None:
+    """torch's merging takes the outputs of a node that are read for its first ones (BART)."""
+    graph = after("once_per_sizes", DIVIDED.format(part))
+    assert kinds(graph) == ["llga::OncePerSizes", "aten::mul"]
+
+
 RETURN_TWO = """%t : (Tensor, Tensor) = prim::TupleConstruct(%y, {})
   return (%t)"""
 

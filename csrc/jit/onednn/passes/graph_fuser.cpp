@@ -245,16 +245,6 @@ class Absorber {
 
 // -------------------------------------------------------------------------------------- rewriting
 
-// torch's merging takes the outputs of a node that are read for its first ones. Where they are not,
-// all are read, by a node that is dead code afterwards.
-void readFirstOutputs(Node* node) {
-  const auto outputs = node->outputs();
-  const auto is_read = [](const Value* output) { return output->hasUses(); };
-  if (!std::is_partitioned(outputs.begin(), outputs.end(), is_read)) {
-    node->owningGraph()->create(prim::TupleConstruct, outputs, 1)->insertAfter(node);
-  }
-}
-
 class BlockFuser {
  public:
   explicit BlockFuser(const GraphPtr& graph) : graph_(graph) {}
@@ -368,6 +358,14 @@ bool holdsDequantize(Block* block) {
 }
 
 }  // namespace
+
+void readFirstOutputs(Node* node) {
+  const auto outputs = node->outputs();
+  const auto is_read = [](const Value* output) { return output->hasUses(); };
+  if (!std::is_partitioned(outputs.begin(), outputs.end(), is_read)) {
+    node->owningGraph()->create(prim::TupleConstruct, outputs, 1)->insertAfter(node);
+  }
+}
 
 bool mergeIntoGroup(const std::vector<Node*>& nodes, AliasDb& aliases) {
   return mergeIntoNode(nodes, fusionGroupKind(), aliases) != nullptr;

@@ -217,13 +217,14 @@ bool allMayLieAnyhow(at::ArrayRef<const Value*> views) {
 // Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
 // Not what is quantized in the order that a caller, or an op outside, gave it: TorchScript notes no
 // types there, and what lies anyhow is told from a type, or contiguous in eager.
-// Whether it is what a group looks up in a table. Nobody has asked whether those numbers are finite,
-// which groups ask of what is not another one's.
+// Whether it is what a group looks up in a table. Nobody has asked whether those numbers are
+// finite, which groups ask of what is not another one's.
 bool isLookedUp(const Value* value) {
-  if (!isFusionGroup(value->node())) {
+  const auto* group = value->node();
+  if (!isFusionGroup(group) || !group->hasAttribute(torch::jit::attr::Subgraph)) {
     return false;
   }
-  const auto* node = soleComputation(*value->node()->g(torch::jit::attr::Subgraph));
+  const auto* node = soleComputation(*group->g(torch::jit::attr::Subgraph));
   return node != nullptr && node->kind() == torch::jit::aten::embedding;
 }
 

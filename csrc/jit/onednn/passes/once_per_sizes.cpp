@@ -10,6 +10,7 @@
 // (once_per_sizes.h). So nothing may write to a result, nor return it to the caller. Ops in there
 // may write to what the others compute: a mask is often filled piece by piece.
 #include <torch/csrc/jit/ir/alias_analysis.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -277,12 +278,16 @@ void oncePerSizes(const GraphPtr& graph) {
   for (auto& nodes : found) {
     replaceFactories(nodes);
     takeLists(nodes);
+    std::for_each(nodes.begin(), nodes.end(), readFirstOutputs);
   }
   AliasDb aliases(graph);
   for (auto& nodes : found) {
     std::sort(nodes.begin(), nodes.end(),
               [](const Node* a, const Node* b) { return a->isBefore(b); });
     mergeIntoNode(nodes, oncePerSizesKind(), aliases);
+  }
+  if (!found.empty()) {
+    torch::jit::EliminateDeadCode(graph);
   }
 }
 

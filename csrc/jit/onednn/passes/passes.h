@@ -44,6 +44,11 @@ void propagateLayout(const GraphPtr& graph);
 void guardValues(const GraphPtr& graph);
 void guardShape(const GraphPtr& graph);
 
+// torch's merging takes the outputs of a node that are read for its first ones. Where they are not,
+// lets all be read, by a node that is dead code afterwards: for nodes with several outputs, before
+// what merges them is asked about aliases.
+void readFirstOutputs(torch::jit::Node* node);
+
 // For passes that make groups: brings the nodes, each of which may follow the one before, together
 // in front of the last one and merges them into a fusion group. False, with no group made, where a
 // side effect or a host value lies between them.

@@ -105,6 +105,10 @@ class Matcher {
       return nullptr;
     }
     const auto* negated = halves[0]->node();
+    if (const auto* data = dividedInto(halves[1], negated->input(0), *dim, found)) {
+      found.nodes.insert({cat, negated});
+      return isPrivate(negated->output()) ? data : nullptr;
+    }
     const auto* later = negated->input(0)->node();
     const auto* earlier = halves[1]->node();
     for (const auto* part : {later, earlier}) {
@@ -124,6 +128,25 @@ class Matcher {
     }
     found.nodes.insert({cat, negated, later, earlier});
     return later->input(0);
+  }
+
+  // What torch.chunk or torch.split makes these two of, along this dimension; null for others.
+  const Value* dividedInto(const Value* earlier, const Value* later, const c10::IValue& dim,
+                           Rotation& found) {
+    const auto* parts = later->node();
+    if (!makesParts(parts) || parts->outputs().size() != 2 || parts->output(0) != earlier ||
+        parts->output(1) != later || !isPrivate(earlier) || !isPrivate(later)) {
+      return nullptr;
+    }
+    found.nodes.insert(parts);
+    if (parts->kind() == prim::ConstantChunk) {
+      return dim == c10::IValue(parts->i(torch::jit::attr::dim)) ? parts->input() : nullptr;
+    }
+    const auto* list = parts->input();
+    found.nodes.insert(list->node());
+    return isPrivate(list) && isSameDim(list->node()->namedInput("dim"), dim)
+               ? list->node()->input(0)
+               : nullptr;
   }
 
   bool isSameDim(const Value* value, const c10::IValue& dim) const {
@@ -208,8 +231,9 @@ std::optional<FoundRotary> findRotary(const Graph& subgraph, const Facts& facts)
     }
     const auto columns = data.sizes->back();
     const bool halves = std::all_of(nodes.begin(), nodes.end(), [&](const Node* part) {
-      return part->kind() != aten::slice ||
-             facts.tensor(part->output()).sizes.value_or(Shape{0}).back() * 2 == columns;
+      const bool divides = makesParts(part) && isTensor(part->output(0));
+      return !divides ||
+             facts.tensor(part->output(0)).sizes.value_or(Shape{0}).back() * 2 == columns;
     });
     const auto fits = [&](const TensorFacts& angles) {
       return angles.sizes->size() <= data.sizes->size() && broadcasts(*angles.sizes, *data.sizes);

@@ -2216,9 +2216,9 @@ std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   OwnSteps steps(draft);
   const bool usual = way == Way::usual;
-  return (usual && (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
-                    steps.volume(partition) || steps.direct(partition) ||
-                    steps.transposed(partition))) ||
+  return (usual &&
+          (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
+           steps.volume(partition) || steps.direct(partition) || steps.transposed(partition))) ||
          (usual &&
           (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
