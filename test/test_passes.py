@@ -3173,6 +3173,33 @@ def test_once_per_sizes_of_one_part(part: str) -> None:
     assert kinds(graph) == ["llga::OncePerSizes", "aten::mul"]
 
 
+MEASURED = """
+graph(%x : Tensor, %n : int):
+  %none : NoneType = prim::Constant()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %r : Tensor = aten::arange(%n, %none, %none, %none, %none)
+  %a : Tensor = aten::unsqueeze(%r, %0)
+  %k : int = aten::size(%a, %1)
+  %b : Tensor = aten::arange(%k, %none, %none, %none, %none)
+  %w : Tensor = aten::mul(%a, %b)
+  %y : Tensor = aten::mul(%x, %w)
+  return (%y)
+"""
+
+
+def test_once_per_sizes_of_what_is_measured_inside() -> None:
+    """A size of a tensor that depends on sizes alone, between such (BART's masks)."""
+    graph = after("once_per_sizes", MEASURED)
+    assert kinds(graph) == ["llga::OncePerSizes", "aten::mul"]
+    # Between two nodes of one kind, what reads one and is read by the other: no cycle is made.
+    text = MEASURED.replace("aten::size(%a, %1)", "aten::dim(%c)").replace(
+        "  %k :", "  %c : Tensor = aten::bernoulli(%a, %none)\n  %k :"
+    )
+    graph = after("once_per_sizes", text)
+    graph.lint()
+
+
 RETURN_TWO = """%t : (Tensor, Tensor) = prim::TupleConstruct(%y, {})
   return (%t)"""
 

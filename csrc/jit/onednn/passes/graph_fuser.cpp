@@ -392,6 +392,12 @@ Node* mergeIntoNode(const std::vector<Node*>& nodes, Symbol kind, AliasDb& alias
       return nullptr;
     }
   }
+  // Where what a reader computes is read by another of the nodes, that one has gone with it.
+  const bool together = std::all_of(nodes.begin(), nodes.end() - 1,
+                                    [&](const Node* node) { return node->isBefore(nodes.back()); });
+  if (!together) {
+    return nullptr;
+  }
   auto* group = nodes.back()->kind() == kind
                     ? nodes.back()
                     : torch::jit::SubgraphUtils::createSingletonSubgraphAndUpdateAliasing(

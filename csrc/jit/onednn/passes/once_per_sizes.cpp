@@ -137,7 +137,7 @@ class Finder {
                        node->kind() == prim::ListConstruct || node->kind() == prim::dtype ||
                        node->kind() == prim::device ||
                        (node->kind().is_aten() && node->maybeSchema() != nullptr);
-    if (!known || node->kind() == aten::size) {
+    if (!known) {
       return false;
     }
     const bool writes = node->maybeSchema() != nullptr && node->maybeSchema()->is_mutable();
