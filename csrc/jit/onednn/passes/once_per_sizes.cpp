@@ -24,7 +24,6 @@ namespace llga {
 namespace {
 
 using torch::jit::AliasDb;
-namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
 
 using Nodes = std::vector<Node*>;

@@ -39,7 +39,6 @@ namespace llga {
 namespace {
 
 namespace aten = torch::jit::aten;
-namespace prim = torch::jit::prim;
 using torch::jit::Stack;
 
 // ------------------------------------------------------------------------------------- operators
