@@ -552,6 +552,11 @@ def test_matmul(case: Case, mode: str) -> None:
             [(4, 2, 6)],
         ),
         Case(
+            "einsum_with_a_weight_without_elements",
+            lambda: net("torch.einsum('ibh,hnd->ibnd', x, self.w)", w=torch.randn(6, 0, 5)),
+            [(4, 2, 6)],
+        ),
+        Case(
             "einsum_with_a_weight_of_vectors",
             lambda: net("torch.einsum('bd,d->b', x, self.w)", w=torch.randn(6)),
             [(4, 6)],

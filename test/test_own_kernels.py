@@ -222,6 +222,7 @@ MULTIPLIED = {
     "long_even": Multiplied((1, 96, 1, 35), 1, (1, 8), padding=(0, 4), bias=False),
     "long_without_padding": Multiplied((1, 16, 1, 40), 1, (1, 31), padding=0),
     "long_rows": Multiplied((2, 16, 5, 40), 1, (1, 9), padding=(0, 4)),
+    "long_rows_outside": Multiplied((1, 16, 2, 40), 1, (1, 9), padding=(2, 4)),
     "long_rows_stride": Multiplied((1, 32, 5, 41), 1, (1, 9), stride=2, padding=(0, 4)),
     "long_to_2": Multiplied((1, 32, 1, 40), window=(1, 9), padding=(0, 4)),
     "long_leaky": Multiplied(

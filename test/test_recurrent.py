@@ -431,3 +431,21 @@ def test_a_sum_of_layers_that_is_read_elsewhere_is_no_step() -> None:
         b=nn.Linear(40, 40),
     ).eval()
     check(m, [torch.randn(3, 12), torch.randn(3, 40)])
+
+
+def test_a_step_that_begins_in_front_of_its_loop() -> None:
+    """The layer of the data is in another block than the rest of it."""
+    code = (
+        "y = F.linear(x, self.l.weight_ih, self.l.bias_ih)\n"
+        "for _ in range(1):\n"
+        "    g = F.linear(h, self.l.weight_hh, self.l.bias_hh).add_(y)\n"
+        "    i, f, c2, o = g.unsafe_chunk(4, 1)\n"
+        "    c = torch.mul(f.sigmoid_(), c).add_(torch.mul(i.sigmoid_(), c2.tanh_()))\n"
+        "    h = torch.mul(o.sigmoid_(), c.tanh())\n"
+        "return h, c"
+    )
+    m = net(code, "x, h, c", l=randomized(nn.LSTMCell(12, 40))).eval()
+    data = [torch.randn(3, 12), torch.randn(3, 40), torch.randn(3, 40)]
+    check(m, data, fallbacks=True)
+    m = net(code.replace("range(1)", "range(n)"), "x, h, c, n: int", l=m.l).eval()
+    check(m, [*data, 2], scripted=True, fallbacks=True)

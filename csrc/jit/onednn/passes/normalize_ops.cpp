@@ -411,7 +411,7 @@ std::optional<Layer> layerOf(const Node* einsum, const Labels& labels) {
               "",
               "",
               ""};
-  if (!layer.weight.defined() || !layer.weight.is_floating_point() ||
+  if (!layer.weight.defined() || !layer.weight.is_floating_point() || layer.weight.numel() == 0 ||
       layer.weight.dim() != static_cast<int64_t>(layer.of_weight.size()) ||
       constantTensor(layer.data).defined()) {
     return std::nullopt;

@@ -206,10 +206,11 @@ struct Linear {
   at::Tensor weight;
 };
 
-// One with constant parameters that gives `value` to one reader; else without a node.
+// One with constant parameters that gives `value` to one reader, in its block; else without a node.
 Linear linearOf(const Value* value) {
   auto* node = const_cast<Node*>(value->node());
-  if (node->kind() != aten::linear || value->uses().size() != 1) {
+  if (node->kind() != aten::linear || value->uses().size() != 1 ||
+      value->uses()[0].user->owningBlock() != node->owningBlock()) {
     return {};
   }
   Linear linear{node, constantTensor(node->input(1))};

@@ -163,10 +163,11 @@ void computeLong(const Row& row, int64_t c, int64_t x) {
     }
   }
   const auto left = x * row.stride - row.padding;
+  const auto columns = row.source[0] != nullptr ? row.columns : 0;
   const auto* source = row.source[0] + left * row.source_stride + c;
   const auto* weight = row.weight + c;
   const auto first = most(0, -left);
-  const auto last = most(first, least(row.columns, row.width - left - (pixels - 1) * row.stride));
+  const auto last = most(first, least(columns, row.width - left - (pixels - 1) * row.stride));
   for (auto k = first; k < last; ++k) {
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
@@ -181,7 +182,7 @@ void computeLong(const Row& row, int64_t c, int64_t x) {
 #pragma GCC unroll 8
   for (int p = 0; p < pixels; ++p) {
     const auto begin = most(0, -left - p * row.stride);
-    const auto end = least(row.columns, row.width - left - p * row.stride);
+    const auto end = least(columns, row.width - left - p * row.stride);
     const auto add = [&](int64_t from, int64_t to) {
       for (auto k = from; k < to; ++k) {
 #pragma GCC unroll 8
