@@ -229,9 +229,6 @@ bool isLookedUp(const Value* value) {
 }
 
 bool mayLieAnyhow(const Value* value) {
-  if (isLookedUp(value)) {
-    return false;
-  }
   if (const auto* from = quantizedFrom(value); from != nullptr && !isFree(from)) {
     return false;
   }
@@ -249,7 +246,7 @@ bool mayLieAnyhow(const Value* value) {
     }
     read = true;
   }
-  return read;
+  return read && !isLookedUp(value);
 }
 
 bool isChannelsLast(const Value* value) {

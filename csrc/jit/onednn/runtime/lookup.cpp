@@ -1,6 +1,7 @@
 #include "jit/onednn/runtime/lookup.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,10 +50,7 @@ class Walk {
 
 template <typename Index>
 void copyRows(const Lookup& lookup, const void* indices, const void* table, void* result) {
-  int64_t count = 1;
-  for (const auto size : lookup.sizes) {
-    count *= size;
-  }
+  const auto count = c10::multiply_integers(lookup.sizes);
   const auto rows = std::max<int64_t>(1, kShare / std::max<int64_t>(1, lookup.bytes));
   at::parallel_for(0, count, rows, [&](int64_t first, int64_t last) {
     Walk<Index> walk(lookup, static_cast<const Index*>(indices), first);

@@ -37,10 +37,13 @@ int64_t TransposedConvolution::scratch() const {
   return linear.rows * linear.outputs;
 }
 
-// The sums of a row of the result, of as many pixels as the windows of a row of the image cover.
+int64_t TransposedConvolution::width() const {
+  return std::max((size[1] - 1) * stride[1] + window[1], result_size[1] + padding[1]);
+}
+
+// The sums of a row of the result.
 void TransposedConvolution::makeRow(const Data& data, int64_t image, int64_t y, float* sums) const {
-  const auto covered = (size[1] - 1) * stride[1] + window[1];
-  for (int64_t x = 0; x < std::max(covered, result_size[1] + padding[1]); ++x) {
+  for (int64_t x = 0; x < width(); ++x) {
     for (int64_t c = 0; c < outputs; ++c) {
       sums[x * outputs + c] = data.bias != nullptr ? data.bias[c] : 0;
     }
@@ -64,17 +67,17 @@ void TransposedConvolution::makeRow(const Data& data, int64_t image, int64_t y, 
 
 void TransposedConvolution::write(const float* sums, int64_t image, int64_t y,
                                   float* result) const {
-  const auto width = result_size[1];
+  const auto pixels = result_size[1];
   const auto* from = sums + padding[1] * outputs;
   if (!planes || outputs == 1) {
-    auto* to = result + (image * result_size[0] + y) * width * outputs;
-    std::transform(from, from + width * outputs, to,
+    auto* to = result + (image * result_size[0] + y) * pixels * outputs;
+    std::transform(from, from + pixels * outputs, to,
                    [this](float number) { return rectified(number, rectifier); });
     return;
   }
   for (int64_t c = 0; c < outputs; ++c) {
-    auto* to = result + ((image * outputs + c) * result_size[0] + y) * width;
-    for (int64_t x = 0; x < width; ++x) {
+    auto* to = result + ((image * outputs + c) * result_size[0] + y) * pixels;
+    for (int64_t x = 0; x < pixels; ++x) {
       to[x] = rectified(from[x * outputs + c], rectifier);
     }
   }
@@ -82,9 +85,7 @@ void TransposedConvolution::write(const float* sums, int64_t image, int64_t y,
 
 void TransposedConvolution::run(const Data& data) const {
   product().run({data.source, data.weight, nullptr, nullptr, data.scratch});
-  const auto covered = (size[1] - 1) * stride[1] + window[1];
-  const auto numbers = std::max(covered, result_size[1] + padding[1]) * outputs;
-  const auto bytes = numbers * static_cast<int64_t>(sizeof(float));
+  const auto bytes = width() * outputs * static_cast<int64_t>(sizeof(float));
   constexpr int64_t kRows = 4;  // worth a task
   const auto blocks = (result_size[0] + kRows - 1) / kRows;
   forTasks(images * blocks, bytes, [&](int64_t i, void* memory) {

@@ -50,6 +50,8 @@ struct TransposedConvolution {
 
  private:
   int64_t span() const { return window[1] * outputs; }  // numbers of a window's row
+  // Pixels of a row of sums: what the windows of the image's row cover, and what the result has.
+  int64_t width() const;
   void makeRow(const Data& data, int64_t image, int64_t y, float* sums) const;
   void write(const float* sums, int64_t image, int64_t y, float* result) const;
 };
