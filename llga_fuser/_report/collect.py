@@ -324,7 +324,7 @@ def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> str:
 
 
 # Kernels that read parts of tensors where they lie.
-_TAKE_PARTS = ("llga_attention", "llga_concat", "llga_depthwise_volume")
+_TAKE_PARTS = ("llga_attention", "llga_concat", "llga_depthwise_volume", "llga_pointwise")
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -9,9 +9,14 @@
 // that is not finite.
 // What overflows inside a chain is not seen.
 //
+// With AMX, oneDNN's convolution of bfloat16 images of up to four channels multiplies pixels beside
+// a window of several by zeros (3.2 and 3.12, so eager's as well): a NaN spreads. What it reads is
+// looked at, too.
+//
 // Masks of attention are -inf by design: groups with a softmax look at nothing. Only where
 // attention alone is a group and causal, keys and values have to be finite: what NaN of those a
 // query must not see reaches depends on how a kernel divides the work.
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -109,8 +114,23 @@ class Guard {
     return leads_[group] = result;
   }
 
+  static bool mightSpreadNan(const Node* group) {
+    constexpr int64_t kFewChannels = 4;
+    const auto nodes = group->g(torch::jit::attr::Subgraph)->nodes();
+    return std::any_of(nodes.begin(), nodes.end(), [](const Node* node) {
+      if (!isConvolution(node)) {
+        return false;
+      }
+      const auto weight = constantTensor(node->namedInput("weight"));
+      const auto groups = torch::jit::toIValue(node->namedInput("groups"));
+      return weight.defined() && weight.scalar_type() == at::kBFloat16 && weight.dim() > 2 &&
+             weight.size(1) <= kFewChannels && weight[0][0].numel() > 1 &&
+             (!groups || groups->toInt() == 1);
+    });
+  }
+
   void mark(Node* group) {
-    const bool watch = leadsToLoss(group) &&
+    const bool watch = (leadsToLoss(group) || mightSpreadNan(group)) &&
                        !contains(group, kinds("softmax log_softmax scaled_dot_product_attention"));
     const auto needed = ofCausalAttention(*group->g(torch::jit::attr::Subgraph));
     std::vector<int64_t> finite;

@@ -13,6 +13,7 @@
 
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/engine.h"
+#include "jit/onednn/runtime/own_pointwise.h"
 #include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/own_steps.h"
 #include "jit/onednn/runtime/partition_key.h"
@@ -314,6 +315,13 @@ class PlanCompiler {
           }
         }
       }
+      if (isPointwise(op)) {
+        for (const auto& input : op.inputs()) {
+          if (reduced.count(input.id) != 0 && draft_.group_outputs.count(input.id) == 0) {
+            found.insert(input.id);
+          }
+        }
+      }
       if (!isBinary(op.kind())) {
         continue;
       }
@@ -324,8 +332,10 @@ class PlanCompiler {
         if (producer == producers.end() || draft_.group_outputs.count(value.id) != 0) {
           continue;
         }
-        if (draft_.request.division == Division::binaries_apart || reduced.count(value.id) != 0 ||
+        if (draft_.request.division == Division::binaries_apart ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
+            (ownKernelsAnywhere() && root_of.at(value.id) == OpKind::MatMul &&
+             isAppliedByRow(value, other)) ||
             (folded && !foldsLike(value, other)) || isMisread(other, value, root_of.at(value.id)) ||
             isLeftOut(op, other, value, root_of.at(value.id)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&

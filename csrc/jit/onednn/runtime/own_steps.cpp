@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <c10/util/accumulate.h>
+#include <c10/util/irange.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include "jit/onednn/runtime/own_attention.h"
 #include "jit/onednn/runtime/own_lookup.h"
 #include "jit/onednn/runtime/own_norm.h"
+#include "jit/onednn/runtime/own_pointwise.h"
 #include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
@@ -637,6 +639,88 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a chain of pointwise functions over data that oneDNN is slow at. False for any other
+  // partition.
+  bool pointwise(const Ops& ops) {
+    auto found = ownKernelsAnywhere() ? llga::pointwise(ops, draft_.lowered, draft_.group_outputs)
+                                      : std::nullopt;
+    if (!found) {
+      return false;
+    }
+    const auto& sizes = found->chain.sizes;
+    std::vector<Layout> layouts;
+    for (const auto& data : found->data) {
+      layouts.push_back(draft_.inputLayout(data.id));
+      if (layouts.back().get_layout_type() != LayoutType::strided) {
+        return false;
+      }
+    }
+    // Of the first result that has to have some; else of data that is dense.
+    std::optional<Shape> strides;
+    for (const auto& result : found->results) {
+      const auto wanted = draft_.outputLayout(result.id);
+      if (!strides && wanted.get_layout_type() == LayoutType::strided) {
+        strides = wanted.get_strides();
+      }
+    }
+    for (const auto i : c10::irange(layouts.size())) {
+      if (!strides && found->data[i].sizes == sizes && !hasGaps(sizes, layouts[i].get_strides())) {
+        strides = layouts[i].get_strides();
+      }
+    }
+    if (sizes.empty()) {
+      strides = Shape{};
+    } else if (!strides) {
+      strides = c10::TensorType::contiguousStridesOf(sizes);
+    }
+    strides = canonicalStrides(sizes, *strides);
+    const bool whole = ops.size() == draft_.lowered.ops.size();
+    if (!(whole && isFastPointwise(*found)) && !isSlowPointwise(*found, layouts, *strides)) {
+      return false;
+    }
+    for (const auto i : c10::irange(found->results.size())) {
+      if (!sizes.empty() && !draft_.mayHaveStrides(found->results[i].id, *strides)) {
+        return false;
+      }
+      found->chain.results[i].port.strides = *strides;
+    }
+    for (const auto i : c10::irange(layouts.size())) {
+      const auto& own = *found->data[i].sizes;
+      found->chain.data[i].strides = own.empty()
+                                         ? Shape(sizes.size(), 0)
+                                         : broadcastStrides(own, layouts[i].get_strides(), sizes);
+    }
+    const auto chain = found->chain.arranged();
+    if (!chain) {
+      return false;
+    }
+    Plan::Step step;
+    for (const auto i : c10::irange(layouts.size())) {
+      const auto id = found->data[i].id;
+      const auto slot = draft_.knownSlot(id);
+      bind(step, slot ? *slot : draft_.keep(draft_.constantTensor(id)), layouts[i]);
+    }
+    for (const auto& result : found->results) {
+      draft_.addResult(step, strided(result.id, result.dtype, sizes, *strides));
+    }
+    if (const auto over = chain->mayOverwrite()) {
+      draft_.inplace.insert_or_assign(found->results[0].id, found->data[*over].id);
+    }
+    step.kernel = {[chain = *chain](auto from, auto to) { chain.run(from.data(), to.data()); },
+                   "pointwise", "llga_pointwise"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // One step for a whole group that is such a chain.
+  bool wholePointwise() {
+    if (!pointwise(opsOf(draft_.lowered))) {
+      return false;
+    }
+    draft_.plan->takes_non_finite = true;
+    return true;
+  }
+
   static bool isNarrow(const Layout& layout) { return layout.get_data_type() == DataType::bf16; }
   static size_t itemSize(const Layout& layout) {
     return isNarrow(layout) ? sizeof(Bfloat16) : sizeof(float);
@@ -888,7 +972,13 @@ class OwnSteps {
   // Whether what reads an input of the group takes it with memory between its pixels.
   bool readsWithGaps(const Operand& input) const {
     const auto ops = llga::opsOf(draft_.lowered);
-    if (!ownKernelsAnywhere() || !pixelStridesOf(draft_.inputLayout(input.id))) {
+    if (!ownKernelsAnywhere()) {
+      return false;
+    }
+    if (llga::pointwise(ops, draft_.lowered, draft_.group_outputs)) {
+      return true;  // what has gaps does not lie as the result does
+    }
+    if (!pixelStridesOf(draft_.inputLayout(input.id))) {
       return false;
     }
     const auto parts = concatenated(ops);
@@ -2192,7 +2282,7 @@ bool addOwnGroup(PlanDraft& draft) {
   return steps.productAndMore() || steps.roundedLayerNorm() || steps.concatAffine() ||
          steps.expansion() || steps.quantizedBlock() || steps.squeezeExcitation() ||
          steps.quantizedExcitation() || steps.affineSum() || steps.gate() || steps.quantization() ||
-         steps.wholeActivation();
+         steps.wholeActivation() || steps.wholePointwise();
 }
 
 void addCopiesWithoutGaps(PlanDraft& draft) {
@@ -2225,7 +2315,7 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
                     steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
                     steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
-         steps.activation(partition);
+         steps.activation(partition) || (usual && steps.pointwise(partition));
 }
 
 }  // namespace llga

@@ -208,6 +208,10 @@ std::shared_ptr<const Plan> PlanDraft::finished() {
   plan->outputs.resize(request.subgraph->outputs().size());
   for (const auto i : c10::irange(plan->outputs.size())) {
     describeOutput(i);
+    // Groups that read results in free layouts do not look at them again.
+    if (request.any_layout[i] && c10::isFloatingType(plan->outputs[i].dtype)) {
+      plan->takes_non_finite = false;
+    }
   }
   plan->division = request.division;
   if (usesArena()) {

@@ -147,10 +147,10 @@ CheckedPlan compileChecked(CompileRequest request, const torch::jit::Stack& inpu
   }
   // What either took may be mostly that it ran for the first time.
   auto known = first.seconds;
-  if (products && once < kSlow * known) {
+  if (products && once < known) {
     return {plan};
   }
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 3 && once < kSlow * known; ++i) {
     known = std::min(known, secondsOf(run_subgraph));
   }
   if (once < kSlow * known) {

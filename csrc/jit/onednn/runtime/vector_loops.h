@@ -45,6 +45,37 @@ struct Windows {
   int64_t to_stride;  // from window to window
 };
 
+// What is computed of one, two or three numbers, and of `alpha` and `beta`. NaN and infinities give
+// what they give in eager.
+struct Pointwise {
+  enum class Function {
+    abs,
+    add,
+    clamp,  // to alpha .. beta
+    divide,
+    elu,  // below 0, alpha * (exp(a) - 1)
+    exp,
+    gelu,
+    hard_sigmoid,  // alpha * a + beta, between 0 and 1
+    hard_swish,
+    leaky_relu,  // below 0, alpha * a
+    maximum,
+    minimum,
+    multiply,
+    relu,
+    select,  // b where a is not 0, else c
+    sigmoid,
+    sqrt,
+    square,
+    subtract,
+    tanh,
+  };
+
+  Function function;
+  float alpha = 0;
+  float beta = 0;
+};
+
 template <typename T>
 struct Functions {
   // to[i] = the activation of from[i]; `to` may be `from`.
@@ -138,6 +169,10 @@ struct Kernels {
   // Of any numbers of 32 bits, or pairs of 16; strides from row to row.
   void (*copyRows)(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
                    int64_t stride);
+
+  // to[i] = the function of a[i], b[i] and c[i], as many as it has; `to` may be one of them.
+  void (*compute)(const Pointwise& pointwise, const float* a, const float* b, const float* c,
+                  int64_t count, float* to);
 
   // to[i] += from[i]
   void (*add)(const float* from, float* to, int64_t count);

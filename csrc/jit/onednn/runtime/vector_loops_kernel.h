@@ -452,6 +452,95 @@ void add(const float* from, float* to, int64_t count) {
   }
 }
 
+// -------------------------------------------------------------------------------------- pointwise
+
+template <typename Function, typename... Numbers>
+LLGA_VECTOR_INLINE void computeEach(int64_t count, float* to, const Function& function,
+                                    const Numbers*... from) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    storeVector(to + i, function(loadVector(from + i)...));
+  }
+  if (i < count) {
+    storeFirst(to + i, function(loadFirst(from + i, count - i)...), count - i);
+  }
+}
+
+LLGA_VECTOR_INLINE Vector rootOf(Vector x) { return static_cast<Vector>(Simd::root(x)); }
+
+LLGA_VECTOR_INLINE Vector absOf(Vector x) {
+  return reinterpret_cast<Vector>(reinterpret_cast<Bits>(x) & 0x7FFFFFFFU);
+}
+
+// Of half of it, squared: expOf() is infinite a little too early, and never 0.
+LLGA_VECTOR_INLINE Vector wholeExpOf(Vector x) {
+  const Vector root = expOf(0.5F * x);
+  return root * root;
+}
+
+// exp(x) - 1, for x <= 0 or NaN.
+LLGA_VECTOR_INLINE Vector expm1Of(Vector x) {
+  const auto [power, rest] = reduce(between(-40.0F, x, 0.0F));
+  return power * expm1OfRest(rest) + (power - 1.0F);
+}
+
+void compute(const Pointwise& pointwise, const float* a, const float* b, const float* c,
+             int64_t count, float* to) {
+  using Function = Pointwise::Function;
+  const auto alpha = pointwise.alpha;
+  const auto beta = pointwise.beta;
+  const Vector zero{};
+  switch (pointwise.function) {
+    case Function::abs:
+      return computeEach(count, to, absOf, a);
+    case Function::add:
+      return computeEach(count, to, [](Vector x, Vector y) -> Vector { return x + y; }, a, b);
+    case Function::clamp:
+      return computeEach(count, to, [=](Vector x) { return between(alpha, x, beta); }, a);
+    case Function::divide:
+      return computeEach(count, to, [](Vector x, Vector y) -> Vector { return x / y; }, a, b);
+    case Function::elu:
+      return computeEach(
+          count, to, [=](Vector x) -> Vector { return x < zero ? alpha * expm1Of(x) : x; }, a);
+    case Function::exp:
+      return computeEach(count, to, wholeExpOf, a);
+    case Function::gelu:
+      return computeEach(count, to, Gelu::of, a);
+    case Function::hard_sigmoid:
+      return computeEach(
+          count, to, [=](Vector x) { return between(0.0F, alpha * x + beta, 1.0F); }, a);
+    case Function::hard_swish:
+      return computeEach(
+          count, to, [](Vector x) -> Vector { return x * between(0.0F, x + 3.0F, 6.0F) / 6.0F; },
+          a);
+    case Function::leaky_relu:
+      return computeEach(
+          count, to, [=](Vector x) -> Vector { return x > zero ? x : alpha * x; }, a);
+    case Function::maximum:
+      return computeEach(count, to, greaterOf, a, b);
+    case Function::minimum:
+      return computeEach(count, to, lessOf, a, b);
+    case Function::multiply:
+      return computeEach(count, to, [](Vector x, Vector y) -> Vector { return x * y; }, a, b);
+    case Function::relu:
+      return computeEach(count, to, [=](Vector x) -> Vector { return x < zero ? zero : x; }, a);
+    case Function::select:
+      return computeEach(
+          count, to, [=](Vector x, Vector y, Vector z) -> Vector { return x != zero ? y : z; }, a,
+          b, c);
+    case Function::sigmoid:
+      return computeEach(count, to, Sigmoid::of, a);
+    case Function::sqrt:
+      return computeEach(count, to, rootOf, a);
+    case Function::square:
+      return computeEach(count, to, [](Vector x) -> Vector { return x * x; }, a);
+    case Function::subtract:
+      return computeEach(count, to, [](Vector x, Vector y) -> Vector { return x - y; }, a, b);
+    case Function::tanh:
+      return computeEach(count, to, Tanh::of, a);
+  }
+}
+
 // By numbers that the compiler knows, so that it shuffles vectors.
 template <typename Bits, int64_t planes>
 void interleavePlanes(const Bits* __restrict__ from, int64_t stride, int64_t count,
@@ -608,6 +697,7 @@ constexpr Kernels kKernels{kFunctions<float>,
                            toBytes,
                            sumOfBytes,
                            copyRows,
+                           compute,
                            add,
                            interleave,
                            gatherWindows};

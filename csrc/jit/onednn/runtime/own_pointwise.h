@@ -1,0 +1,47 @@
+// Which chains of pointwise functions our own kernel computes, in the place of oneDNN's.
+//
+// Decisions only; own_steps.cpp makes the step of a plan. Stateless but for the environment, which
+// is read once.
+#pragma once
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/runtime/pointwise.h"
+
+namespace llga {
+
+// Whether this is one of the functions.
+bool isPointwise(const OpSpec& op);
+
+struct FoundPointwise {
+  std::vector<Operand> data;
+  std::vector<Operand> results;  // all of the same sizes
+  // By number of the data and results; their strides are not known yet.
+  PointwiseChain chain;
+};
+
+// Of partitions that compute pointwise functions of float32 or bfloat16 data alone; nothing for
+// others. `group_outputs`: index by value.
+std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& graph,
+                                        const std::unordered_map<size_t, size_t>& group_outputs);
+
+// The strides that an operand has as one of these sizes.
+Shape broadcastStrides(const Shape& sizes, const Shape& strides, const Shape& to);
+
+// Whether oneDNN has a reference kernel, or none, for what is found, with data and results in these
+// layouts.
+bool isSlowPointwise(const FoundPointwise& found, const std::vector<Layout>& data,
+                     const Shape& strides);
+
+// Whether our own kernel takes less time for a whole group, whatever the layouts: it has no inputs
+// to look for NaN in. Of many functions oneDNN keeps the values in registers, and is faster.
+bool isFastPointwise(const FoundPointwise& found);
+
+// Whether oneDNN has a reference kernel for a binary op on the result of a matrix product, of more
+// than two dimensions, and an operand, while our own is fast: it is broadcast over the last one.
+bool isAppliedByRow(const Operand& product, const Operand& operand);
+
+}  // namespace llga

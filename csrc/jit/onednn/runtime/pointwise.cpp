@@ -1,0 +1,277 @@
+#include "jit/onednn/runtime/pointwise.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
+#include <c10/util/accumulate.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "jit/onednn/runtime/bfloat16.h"
+
+namespace llga {
+namespace {
+
+using vector_loops::kernels;
+using Port = PointwiseChain::Port;
+
+// Numbers that are computed at a time: the values of a chain stay in the first cache.
+int64_t stripOf(size_t values) {
+  constexpr int64_t kAll = 1 << 13;
+  constexpr int64_t kLeast = 1 << 8;
+  constexpr int64_t kMost = 1 << 10;
+  return std::clamp(kAll / static_cast<int64_t>(values), kLeast, kMost);
+}
+
+// Rows that a strip has of so many numbers: of long ones, which need not be brought together, one.
+int64_t rowsOf(int64_t strip, int64_t columns) {
+  constexpr int64_t kLong = 1 << 8;
+  return columns < kLong ? strip / columns : 1;
+}
+
+bool isOneNumber(const Port& port) {
+  return std::all_of(port.strides.begin(), port.strides.end(),
+                     [](int64_t stride) { return stride == 0; });
+}
+
+// Numbers `step` apart.
+template <typename T>
+void gather(const T* from, int64_t count, int64_t step, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = static_cast<float>(from[i * step]);
+  }
+}
+
+template <typename T>
+void gatherRows(const void* data, const std::array<int64_t, 2>& sizes,
+                const std::array<int64_t, 2>& strides, int64_t offset, float* to) {
+  const auto* from = static_cast<const T*>(data) + offset;
+  const auto [rows, columns] = sizes;
+  for (int64_t row = 0; row < rows; ++row, from += strides[0], to += columns) {
+    if (strides[1] == 0) {
+      std::fill_n(to, columns, static_cast<float>(*from));
+    } else {
+      gather(from, columns, strides[1], to);
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<PointwiseChain> PointwiseChain::arranged() const {
+  std::vector<Port> ports = data;
+  for (const auto& result : results) {
+    ports.push_back(result.port);
+  }
+  const auto& first = results.front().port.strides;
+  std::vector<size_t> order;
+  for (const auto i : c10::irange(sizes.size())) {
+    if (sizes[i] != 1) {
+      order.push_back(i);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return first[a] > first[b]; });
+  auto arranged = *this;
+  arranged.sizes.clear();
+  for (auto& port : ports) {
+    port.strides.clear();
+  }
+  const auto strideOf = [&](size_t port, size_t dim) {
+    return (port < data.size() ? data[port] : results[port - data.size()].port).strides[dim];
+  };
+  for (const auto dim : order) {
+    const auto size = sizes[dim];
+    bool merges = !arranged.sizes.empty();
+    for (const auto i : c10::irange(ports.size())) {
+      merges = merges && ports[i].strides.back() == size * strideOf(i, dim);
+    }
+    if (merges) {
+      arranged.sizes.back() *= size;
+    } else {
+      arranged.sizes.push_back(size);
+    }
+    for (const auto i : c10::irange(ports.size())) {
+      if (merges) {
+        ports[i].strides.back() = strideOf(i, dim);
+      } else {
+        ports[i].strides.push_back(strideOf(i, dim));
+      }
+    }
+  }
+  while (arranged.sizes.size() < 2) {
+    arranged.sizes.insert(arranged.sizes.begin(), 1);
+    const bool only = arranged.sizes.size() == 1;
+    for (const auto i : c10::irange(ports.size())) {
+      ports[i].strides.insert(ports[i].strides.begin(), only && i >= data.size() ? 1 : 0);
+    }
+  }
+  for (const auto i : c10::irange(ports.size())) {
+    if (i < data.size()) {
+      arranged.data[i] = std::move(ports[i]);
+    } else if (ports[i].strides.back() == 1) {
+      arranged.results[i - data.size()].port = std::move(ports[i]);
+    } else {
+      return std::nullopt;
+    }
+  }
+  return arranged;
+}
+
+std::optional<size_t> PointwiseChain::mayOverwrite() const {
+  const auto& [value, port] = results.front();
+  if (results.size() != 1 || value + 1 != data.size() + instructions.size()) {
+    return std::nullopt;
+  }
+  for (const auto i : c10::irange(data.size())) {
+    if (data[i].dtype == port.dtype && data[i].strides == port.strides) {
+      return i;  // number by number, it is read before
+    }
+  }
+  return std::nullopt;
+}
+
+// What one thread computes at a time, of the last two dimensions, and its memory.
+class PointwiseChain::Strip {
+ public:
+  Strip(const PointwiseChain& chain, const void* const* from, void* const* to)
+      : chain_(chain),
+        from_(from),
+        to_(to),
+        most_(stripOf(chain.data.size() + chain.instructions.size())),
+        memory_((chain.data.size() + chain.instructions.size()) * (most_ + kBetween)),
+        values_(chain.data.size() + chain.instructions.size()) {
+    for (const auto i : c10::irange(chain.data.size())) {
+      if (isOneNumber(chain.data[i])) {
+        load(i, {1, most_}, 0);
+      }
+    }
+  }
+
+  // Its first number has these places in the dimensions before the last two, and in those.
+  void compute(const Shape& outer, int64_t row, int64_t column, std::array<int64_t, 2> sizes) {
+    const auto offset = [&](const Port& port) {
+      auto at = port.strides.end()[-2] * row + port.strides.end()[-1] * column;
+      for (const auto i : c10::irange(outer.size())) {
+        at += outer[i] * port.strides[i];
+      }
+      return at;
+    };
+    for (const auto i : c10::irange(chain_.data.size())) {
+      if (!isOneNumber(chain_.data[i])) {
+        load(i, sizes, offset(chain_.data[i]));
+      }
+    }
+    const auto [rows, columns] = sizes;
+    for (const auto i : c10::irange(chain_.instructions.size())) {
+      const auto value = chain_.data.size() + i;
+      auto* result = buffer(value);
+      if (const auto k = resultOf(value); k && isWhole(chain_.results[*k].port, sizes)) {
+        result = static_cast<float*>(to_[*k]) + offset(chain_.results[*k].port);
+      }
+      const auto& [pointwise, operands] = chain_.instructions[i];
+      kernels().compute(pointwise, values_[operands[0]], values_[operands[1]], values_[operands[2]],
+                        rows * columns, result);
+      values_[value] = result;
+    }
+    for (const auto k : c10::irange(chain_.results.size())) {
+      const auto& [value, port] = chain_.results[k];
+      const auto stride = port.strides.end()[-2];
+      const auto at = offset(port);
+      if (port.dtype == at::kBFloat16) {
+        kernels().narrowRows(values_[value], rows, columns, static_cast<Bfloat16*>(to_[k]) + at,
+                             stride);
+      } else if (!isWhole(port, sizes)) {
+        kernels().copyRows(values_[value], rows, columns, columns, static_cast<float*>(to_[k]) + at,
+                           stride);
+      }
+    }
+  }
+
+ private:
+  // Values a page apart would take reading one for reading what was written of another.
+  static constexpr int64_t kBetween = 48;
+
+  float* buffer(size_t value) {
+    return memory_.data() + static_cast<int64_t>(value) * (most_ + kBetween);
+  }
+
+  std::optional<size_t> resultOf(size_t value) const {
+    for (const auto k : c10::irange(chain_.results.size())) {
+      if (chain_.results[k].value == value) {
+        return k;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Whether the rows lie one behind the other, in float32.
+  static bool isWhole(const Port& port, const std::array<int64_t, 2>& sizes) {
+    return port.dtype == at::kFloat && port.strides.end()[-1] == 1 &&
+           (sizes[0] == 1 || port.strides.end()[-2] == sizes[1]);
+  }
+
+  void load(size_t i, const std::array<int64_t, 2>& sizes, int64_t offset) {
+    const auto& port = chain_.data[i];
+    const std::array strides{port.strides.end()[-2], port.strides.end()[-1]};
+    auto* to = buffer(i);
+    values_[i] = to;
+    if (isWhole(port, sizes)) {
+      values_[i] = static_cast<const float*>(from_[i]) + offset;
+    } else if (port.dtype == at::kBool) {
+      gatherRows<bool>(from_[i], sizes, strides, offset, to);
+    } else if (port.dtype == at::kBFloat16) {
+      if (strides[1] == 1) {
+        kernels().widenRows(static_cast<const Bfloat16*>(from_[i]) + offset, sizes[0], sizes[1],
+                            strides[0], to);
+      } else {
+        gatherRows<c10::BFloat16>(from_[i], sizes, strides, offset, to);
+      }
+    } else if (strides[1] == 1) {
+      kernels().copyRows(static_cast<const float*>(from_[i]) + offset, sizes[0], sizes[1],
+                         strides[0], to, sizes[1]);
+    } else {
+      gatherRows<float>(from_[i], sizes, strides, offset, to);
+    }
+  }
+
+  const PointwiseChain& chain_;
+  const void* const* from_;
+  void* const* to_;
+  int64_t most_;
+  std::vector<float> memory_;
+  std::vector<const float*> values_;
+};
+
+void PointwiseChain::run(const void* const* from, void* const* to) const {
+  constexpr int64_t kForOne = 1 << 15;  // functions of numbers that are not worth a second thread
+  const auto strip = stripOf(data.size() + instructions.size());
+  const auto rows = sizes.end()[-2];
+  const auto columns = sizes.end()[-1];
+  const auto wide = std::min(columns, strip);
+  const auto high = rowsOf(strip, columns);
+  const auto across = at::ceil_div(columns, wide);
+  const auto down = at::ceil_div(rows, high);
+  const auto outer_rank = sizes.size() - 2;
+  const auto images = c10::multiply_integers(sizes.begin(), sizes.end() - 2);
+  const auto cost = wide * std::min(high, rows) * static_cast<int64_t>(instructions.size());
+  at::parallel_for(0, images * down * across, std::max<int64_t>(1, kForOne / cost),
+                   [&](int64_t first, int64_t last) {
+                     Strip one(*this, from, to);
+                     Shape outer(outer_rank);
+                     for (; first < last; ++first) {
+                       const auto column = first % across * wide;
+                       const auto row = first / across % down * high;
+                       auto image = first / across / down;
+                       for (auto i = outer_rank; i-- > 0;) {
+                         outer[i] = image % sizes[i];
+                         image /= sizes[i];
+                       }
+                       one.compute(outer, row, column,
+                                   {std::min(high, rows - row), std::min(wide, columns - column)});
+                     }
+                   });
+}
+
+}  // namespace llga

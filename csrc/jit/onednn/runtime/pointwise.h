@@ -1,0 +1,61 @@
+// Chains of pointwise functions of tensors that are broadcast to each other, in any order of
+// dimensions:
+//
+//   results[k][i] = f_k(data[0][i], data[1][i], ...)
+//
+// oneDNN has a reference kernel where an operand is broadcast over the last dimension, or the data
+// lies neither by rows nor channels last.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "jit/onednn/facts.h"
+#include "jit/onednn/runtime/vector_loops.h"
+
+namespace llga {
+
+// Immutable; any thread may call run(), which works with as many threads as PyTorch does. Computed
+// in float32, bfloat16 results are rounded once, at the end.
+struct PointwiseChain {
+  struct Port {
+    at::ScalarType dtype;  // float32, bfloat16 or, of data, bool
+    Shape strides;         // in numbers; 0 where it is broadcast
+  };
+
+  // Its result is the value with the number of the data plus its own.
+  struct Instruction {
+    vector_loops::Pointwise pointwise;
+    std::array<size_t, 3> from;  // values, as many as the function has; the others are any
+  };
+
+  struct Result {
+    size_t value;  // of an instruction
+    Port port;
+  };
+
+  Shape sizes;
+  std::vector<Port> data;
+  std::vector<Instruction> instructions;
+  std::vector<Result> results;
+
+  // In the order in which the first result lies in memory, with as few dimensions as that takes,
+  // and two at least. Nothing if numbers of a result do not lie side by side.
+  std::optional<PointwiseChain> arranged() const;
+
+  // Data whose memory the result, if there is but one, may take; nothing if there is none such.
+  std::optional<size_t> mayOverwrite() const;
+
+  // Only what is arranged. Results are dense and overlap nothing else, but for the data above.
+  // Needs AVX2 and FMA.
+  void run(const void* const* from, void* const* to) const;
+
+ private:
+  class Strip;
+};
+
+}  // namespace llga
