@@ -184,6 +184,13 @@ bool isFastPointwise(const FoundPointwise& found) {
          (functions > 1 || c10::multiply_integers(found.chain.sizes) <= kFew);
 }
 
+bool gathersMuch(const PointwiseChain& arranged) {
+  constexpr int64_t kMany = 1 << 14;
+  return c10::multiply_integers(arranged.sizes) >= kMany &&
+         std::any_of(arranged.data.begin(), arranged.data.end(),
+                     [](const auto& port) { return port.strides.back() > 1; });
+}
+
 bool isAppliedByRow(const Operand& product, const Operand& operand) {
   return product.sizes && operand.sizes && !operand.sizes->empty() && product.sizes->size() > 2 &&
          operand.sizes->back() == 1 && product.sizes->back() != 1 &&

@@ -40,6 +40,10 @@ bool isSlowPointwise(const FoundPointwise& found, const std::vector<Layout>& dat
 // to look for NaN in. Of many functions oneDNN keeps the values in registers, and is faster.
 bool isFastPointwise(const FoundPointwise& found);
 
+// Whether many numbers would be read one by one, as of images in another order than the results:
+// oneDNN turns those over faster.
+bool gathersMuch(const PointwiseChain& arranged);
+
 // Whether oneDNN has a reference kernel for a binary op on the result of a matrix product, of more
 // than two dimensions, and an operand, while our own is fast: it is broadcast over the last one.
 bool isAppliedByRow(const Operand& product, const Operand& operand);

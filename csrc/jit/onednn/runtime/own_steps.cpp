@@ -28,6 +28,7 @@
 #include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/releasable_weights.h"
+#include "jit/onednn/runtime/softmax.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -639,6 +640,55 @@ class OwnSteps {
     return true;
   }
 
+  // The one op of a partition that is a softmax over another dimension than the last; or null.
+  static const OpSpec* softmaxAcross(const Ops& ops) {
+    const auto* op = ops.front();
+    if (ops.size() != 1 || (op->kind() != OpKind::SoftMax && op->kind() != OpKind::LogSoftmax)) {
+      return nullptr;
+    }
+    const auto& data = op->inputs()[0];
+    const auto rank = data.rank();
+    const auto axis = op->get_attr<int64_t>(Attr::axis);
+    const bool known = data.dtype == at::kFloat || data.dtype == at::kBFloat16;
+    const bool across = rank > 1 && axis != -1 && axis != rank - 1;
+    return across && known && data.dtype == op->outputs()[0].dtype ? op : nullptr;
+  }
+
+  // A step for a softmax over a dimension that does not lie innermost. False for any other
+  // partition.
+  bool softmax(const Ops& ops) {
+    const auto* op = ownKernelsAnywhere() ? softmaxAcross(ops) : nullptr;
+    if (op == nullptr || !draft_.knownSlot(op->inputs()[0].id)) {
+      return false;
+    }
+    const auto& data = op->inputs()[0];
+    const auto& result = op->outputs()[0];
+    const auto& sizes = *data.sizes;
+    const auto from = draft_.inputLayout(data.id);
+    const auto wanted = draft_.outputLayout(result.id);
+    if (from.get_layout_type() != LayoutType::strided || c10::multiply_integers(sizes) == 0) {
+      return false;
+    }
+    const auto strides = wanted.get_layout_type() == LayoutType::strided
+                             ? wanted.get_strides()
+                             : at::infer_dense_strides(sizes, from.get_strides());
+    const auto axis = op->get_attr<int64_t>(Attr::axis);
+    auto kernel = SoftmaxAcross::of(data.dtype, sizes,
+                                    static_cast<size_t>(axis < 0 ? axis + data.rank() : axis),
+                                    from.get_strides(), canonicalStrides(sizes, strides));
+    if (!kernel) {
+      return false;
+    }
+    kernel->logarithm = op->kind() == OpKind::LogSoftmax;
+    Plan::Step step;
+    bindData(step, data);
+    draft_.addResult(step, strided(result.id, result.dtype, sizes, strides));
+    step.kernel = {[kernel = *kernel](auto from, auto to) { kernel.run(from[0], to[0]); },
+                   "softmax", "llga_softmax"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A step for a chain of pointwise functions over data that oneDNN is slow at. False for any other
   // partition.
   bool pointwise(const Ops& ops) {
@@ -691,7 +741,7 @@ class OwnSteps {
                                          : broadcastStrides(own, layouts[i].get_strides(), sizes);
     }
     const auto chain = found->chain.arranged();
-    if (!chain) {
+    if (!chain || gathersMuch(*chain)) {
       return false;
     }
     Plan::Step step;
@@ -975,7 +1025,8 @@ class OwnSteps {
     if (!ownKernelsAnywhere()) {
       return false;
     }
-    if (llga::pointwise(ops, draft_.lowered, draft_.group_outputs)) {
+    if (llga::pointwise(ops, draft_.lowered, draft_.group_outputs) ||
+        softmaxAcross(ops) != nullptr) {
       return true;  // what has gaps does not lie as the result does
     }
     if (!pixelStridesOf(draft_.inputLayout(input.id))) {
@@ -2309,8 +2360,8 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   return (usual &&
           (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
            steps.volume(partition) || steps.direct(partition) || steps.transposed(partition))) ||
-         (usual &&
-          (steps.batchNorm(partition) || steps.concat(partition) || steps.reduction(partition))) ||
+         (usual && (steps.batchNorm(partition) || steps.concat(partition) ||
+                    steps.reduction(partition) || steps.softmax(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
                     steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
                     steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||

@@ -45,6 +45,15 @@ struct Windows {
   int64_t to_stride;  // from window to window
 };
 
+// The softmax of each column, or its logarithm. Strides from row to row; there is one at least.
+struct SoftmaxOfColumns {
+  int64_t rows;
+  int64_t columns;
+  int64_t from_stride;
+  int64_t stride;
+  bool logarithm;
+};
+
 // What is computed of one, two or three numbers, and of `alpha` and `beta`. NaN and infinities give
 // what they give in eager.
 struct Pointwise {
@@ -107,6 +116,9 @@ struct Functions {
 
   // to[.][c] = max(from[.][c] * scale[c] + shift[c], least); NaN stays NaN.
   void (*affineRows)(const T* from, T* to, const Affine& affine);
+
+  // `to` may be `from`, with the same stride.
+  void (*softmaxOfColumns)(const T* from, T* to, const SoftmaxOfColumns& softmax);
 };
 
 // What there is for one instruction set.

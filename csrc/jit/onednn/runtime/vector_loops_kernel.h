@@ -541,6 +541,58 @@ void compute(const Pointwise& pointwise, const float* a, const float* b, const f
   }
 }
 
+LLGA_VECTOR_INLINE Vector logOf(Vector x) {
+  Vector result;
+  for (int64_t i = 0; i < kWidth; ++i) {
+    result[i] = __builtin_logf(x[i]);
+  }
+  return result;
+}
+
+// Exponentials are computed twice: keeping them would take memory, or round those of bfloat16.
+template <typename T>
+void softmaxOfColumns(const T* from, T* to, const SoftmaxOfColumns& softmax) {
+  constexpr int64_t kFew = 64;  // rows that are added up at a time, as of sums
+  const auto rows = softmax.rows;
+  forBands<2>(softmax.columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    const auto load = [&](int64_t row, int64_t v) {
+      return loadUpTo(from + row * softmax.from_stride + c + v * kWidth, first);
+    };
+    Vector most[n];
+    for (int64_t v = 0; v < n; ++v) {
+      most[v] = load(0, v);
+    }
+    for (int64_t row = 1; row < rows; ++row) {
+      for (int64_t v = 0; v < n; ++v) {
+        most[v] = greaterOf(most[v], load(row, v));
+      }
+    }
+    Vector total[n] = {};
+    for (int64_t begin = 0; begin < rows; begin += kFew) {
+      const auto end = rows - begin < kFew ? rows : begin + kFew;
+      Vector sum[n] = {};
+      for (auto row = begin; row < end; ++row) {
+        for (int64_t v = 0; v < n; ++v) {
+          sum[v] += wholeExpOf(load(row, v) - most[v]);
+        }
+      }
+      for (int64_t v = 0; v < n; ++v) {
+        total[v] += sum[v];
+      }
+    }
+    for (int64_t v = 0; v < n; ++v) {
+      total[v] = softmax.logarithm ? logOf(total[v]) : 1.0F / total[v];
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t v = 0; v < n; ++v) {
+        const Vector x = load(row, v) - most[v];
+        const Vector result = softmax.logarithm ? x - total[v] : wholeExpOf(x) * total[v];
+        storeUpTo(to + row * softmax.stride + c + v * kWidth, result, first);
+      }
+    }
+  });
+}
+
 // By numbers that the compiler knows, so that it shuffles vectors.
 template <typename Bits, int64_t planes>
 void interleavePlanes(const Bits* __restrict__ from, int64_t stride, int64_t count,
@@ -674,7 +726,8 @@ constexpr Functions<T> kFunctions{activate<T>,
                                   chosenOfEachRow<T, lessOf>,
                                   momentsOfRows<T>,
                                   scaleRows<T>,
-                                  affineRows<T, T>};
+                                  affineRows<T, T>,
+                                  softmaxOfColumns<T>};
 
 constexpr Kernels kKernels{kFunctions<float>,
                            kFunctions<Bfloat16>,

@@ -1,0 +1,86 @@
+"""Softmax over a dimension that does not lie innermost: a kernel of our own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from util import check, fuses, has_own_kernels, kernels_of, net, to_script
+
+pytestmark = pytest.mark.usefixtures("fuser", "few_threads")
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+FUNCTIONS = pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+
+# Sizes, the dimension, and the order in which the dimensions lie.
+CASES = {
+    "tokens": ((1, 8, 300, 8), 2, (0, 2, 1, 3)),
+    "box": ((1, 16, 4, 103), 1, (0, 1, 2, 3)),
+    "kernels": ((2, 2, 67, 1, 1), 1, (0, 1, 2, 3, 4)),
+    "rows": ((150, 29), 0, (0, 1)),
+    "negative": ((3, 5, 40, 7), -2, (0, 1, 2, 3)),
+    "one_number": ((4, 1, 33), 1, (0, 1, 2)),
+    "narrow": ((2, 9, 3), 1, (0, 1, 2)),
+    "turned": ((6, 10, 35), 1, (1, 2, 0)),
+    "wide": ((2, 12, 500), 1, (0, 1, 2)),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@FUNCTIONS
+@DTYPES
+@pytest.mark.parametrize("case", CASES)
+def test_softmax(case: str, dtype: torch.dtype, function: str) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    sizes, dim, order = CASES[case]
+    back = sorted(range(len(order)), key=lambda i: order[i])
+    x = 4 * torch.randn(sizes).permute(order).contiguous().permute(back)
+    m = net(f"F.{function}(x, dim={dim})").eval()
+    check(m, [x], dtype=dtype, fused=function)
+    x = x.to(dtype)
+    script, expected = to_script(m, [x]), m(x)
+    for _ in range(4):
+        assert script(x).stride() == expected.stride()
+    if has_own_kernels() and case != "turned":  # eager's result has its numbers side by side
+        assert kernels_of(m, x) == ["llga_softmax"]
+
+
+@DTYPES
+def test_part_of_a_tensor(dtype: torch.dtype) -> None:
+    """It is read where it lies: keys of linear attention."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(
+        "q, k, v = self.l(x).view(2, 50, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)\n"
+        "return q @ (k.softmax(dim=2).transpose(-1, -2) @ v)",
+        l=nn.Linear(32, 96),
+    ).eval()  # fmt: skip
+    check(m, [torch.randn(2, 50, 32)], dtype=dtype)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_special_values(value: float, function: str) -> None:
+    m = net(f"F.{function}(x, dim=1)").eval()
+    x = torch.randn(3, 7, 40)
+    x[1, 2, 3] = value
+    x[2, :, 39] = value
+    x[0, 1:, 5] = -math.inf
+    script = to_script(m, [x])
+    for _ in range(4):
+        torch.testing.assert_close(script(x), m(x), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_long_columns() -> None:
+    """Sums of many numbers, large and small ones."""
+    m = net("F.softmax(x, dim=0)").eval()
+    x = torch.randn(20000, 24)
+    x[::2] -= 30
+    result = to_script(m, [x])
+    for _ in range(4):
+        y = result(x)
+    torch.testing.assert_close(y.double(), torch.softmax(x.double(), 0), rtol=2e-5, atol=1e-12)
