@@ -20,12 +20,12 @@ bool isUnlowered(const CompileRequest& request);
 void addCopiesWithoutGaps(PlanDraft& draft);
 
 // One step for a whole group: a concatenation and a batch norm, the block of a MobileNet, a squeeze
-// and excitation, a mean over pixels, or an activation alone.
+// and excitation, a mean over pixels, an activation alone, or a chain of pointwise functions.
 bool addOwnGroup(PlanDraft& draft);
 
 // A step for the ops of one partition: a convolution in small groups, a small one or one by
-// Winograd's algorithm, a linear layer, or an activation apart; where it is the usual way or the
-// one asked for.
+// Winograd's algorithm, a linear layer, an activation apart, a softmax, or a chain of pointwise
+// functions; where it is the usual way or the one asked for.
 bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way);
 
 // A step that copies contiguous images of 2 to 4 channels to channels last; where the copy will be,

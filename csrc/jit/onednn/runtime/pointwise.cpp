@@ -6,7 +6,6 @@
 #include <c10/util/irange.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "jit/onednn/runtime/bfloat16.h"
 
@@ -135,11 +134,12 @@ std::optional<size_t> PointwiseChain::mayOverwrite() const {
 // What one thread computes at a time, of the last two dimensions, and its memory.
 class PointwiseChain::Strip {
  public:
-  Strip(const PointwiseChain& chain, const void* const* from, void* const* to)
+  // `most`: numbers that are computed at a time.
+  Strip(const PointwiseChain& chain, const void* const* from, void* const* to, int64_t most)
       : chain_(chain),
         from_(from),
         to_(to),
-        most_(stripOf(chain.data.size() + chain.instructions.size())),
+        most_(most),
         memory_((chain.data.size() + chain.instructions.size()) * (most_ + kBetween)),
         values_(chain.data.size() + chain.instructions.size()) {
     for (const auto i : c10::irange(chain.data.size())) {
@@ -255,10 +255,11 @@ void PointwiseChain::run(const void* const* from, void* const* to) const {
   const auto down = at::ceil_div(rows, high);
   const auto outer_rank = sizes.size() - 2;
   const auto images = c10::multiply_integers(sizes.begin(), sizes.end() - 2);
-  const auto cost = wide * std::min(high, rows) * static_cast<int64_t>(instructions.size());
+  const auto most = wide * std::min(high, rows);
+  const auto cost = most * static_cast<int64_t>(instructions.size());
   at::parallel_for(0, images * down * across, std::max<int64_t>(1, kForOne / cost),
                    [&](int64_t first, int64_t last) {
-                     Strip one(*this, from, to);
+                     Strip one(*this, from, to, most);
                      Shape outer(outer_rank);
                      for (; first < last; ++first) {
                        const auto column = first % across * wide;
