@@ -11,14 +11,16 @@ constexpr int64_t kWidth = kVectorWidth;
 
 // ------------------------------------------------------------------------------------ activations
 
-template <typename Function, typename T>
-void apply(const T* from, T* to, int64_t count) {
+// to[i] = function(from[i]...); `to` may be one of them.
+template <typename T, typename Function, typename... Numbers>
+LLGA_VECTOR_INLINE void computeEach(int64_t count, T* to, const Function& function,
+                                    const Numbers*... from) {
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) {
-    storeVector(to + i, Function::of(loadVector(from + i)));
+    storeVector(to + i, function(loadVector(from + i)...));
   }
   if (i < count) {
-    storeFirst(to + i, Function::of(loadFirst(from + i, count - i)), count - i);
+    storeFirst(to + i, function(loadFirst(from + i, count - i)...), count - i);
   }
 }
 
@@ -26,15 +28,15 @@ template <typename T>
 void activate(Activation activation, const T* from, T* to, int64_t count) {
   switch (activation) {
     case Activation::sigmoid:
-      return apply<Sigmoid>(from, to, count);
+      return computeEach(count, to, Sigmoid::of, from);
     case Activation::silu:
-      return apply<Silu>(from, to, count);
+      return computeEach(count, to, Silu::of, from);
     case Activation::tanh:
-      return apply<Tanh>(from, to, count);
+      return computeEach(count, to, Tanh::of, from);
     case Activation::gelu:
-      return apply<Gelu>(from, to, count);
+      return computeEach(count, to, Gelu::of, from);
     case Activation::tanh_gelu:
-      return apply<TanhGelu>(from, to, count);
+      return computeEach(count, to, TanhGelu::of, from);
   }
 }
 
@@ -75,26 +77,34 @@ void forBands(int64_t columns, const F& f) {
   }
 }
 
-// Sums of a few rows each are added up, as they are in eager: one long sum would round more. `of`:
-// of the numbers of a vector.
+// Adds up term(row, v) of all rows. Sums of a few rows each are added up, as they are in eager: one
+// long sum would round more.
+template <int64_t n, typename Term>
+LLGA_VECTOR_INLINE void addRows(int64_t rows, Vector (&total)[n], const Term& term) {
+  constexpr int64_t kFew = 64;
+  for (int64_t begin = 0; begin < rows; begin += kFew) {
+    const auto end = rows - begin < kFew ? rows : begin + kFew;
+    Vector sum[n] = {};
+    for (auto row = begin; row < end; ++row) {
+      for (int64_t v = 0; v < n; ++v) {
+        sum[v] += term(row, v);
+      }
+    }
+    for (int64_t v = 0; v < n; ++v) {
+      total[v] += sum[v];
+    }
+  }
+}
+
+// `of`: of the numbers of a vector.
 template <typename T, typename F>
 void sumOfRows(const T* from, int64_t rows, int64_t columns, int64_t stride, float* to,
                const F& of) {
-  constexpr int64_t kFew = 64;
   forBands<8>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
     Vector total[n] = {};
-    for (int64_t begin = 0; begin < rows; begin += kFew) {
-      const auto end = rows - begin < kFew ? rows : begin + kFew;
-      Vector sum[n] = {};
-      for (auto row = begin; row < end; ++row) {
-        for (int64_t v = 0; v < n; ++v) {
-          sum[v] += of(loadUpTo(from + row * stride + c + v * kWidth, first));
-        }
-      }
-      for (int64_t v = 0; v < n; ++v) {
-        total[v] += sum[v];
-      }
-    }
+    addRows(rows, total, [&](int64_t row, int64_t v) {
+      return of(loadUpTo(from + row * stride + c + v * kWidth, first));
+    });
     for (int64_t v = 0; v < n; ++v) {
       storeUpTo(to + c + v * kWidth, total[v], first);
     }
@@ -443,28 +453,10 @@ void widenRows(const Bfloat16* from, int64_t rows, int64_t columns, int64_t stri
 }
 
 void add(const float* from, float* to, int64_t count) {
-  int64_t i = 0;
-  for (; i + kWidth <= count; i += kWidth) {
-    storeVector(to + i, loadVector(to + i) + loadVector(from + i));
-  }
-  if (i < count) {
-    storeFirst(to + i, loadFirst(to + i, count - i) + loadFirst(from + i, count - i), count - i);
-  }
+  computeEach(count, to, [](Vector x, Vector y) -> Vector { return x + y; }, to, from);
 }
 
 // -------------------------------------------------------------------------------------- pointwise
-
-template <typename Function, typename... Numbers>
-LLGA_VECTOR_INLINE void computeEach(int64_t count, float* to, const Function& function,
-                                    const Numbers*... from) {
-  int64_t i = 0;
-  for (; i + kWidth <= count; i += kWidth) {
-    storeVector(to + i, function(loadVector(from + i)...));
-  }
-  if (i < count) {
-    storeFirst(to + i, function(loadFirst(from + i, count - i)...), count - i);
-  }
-}
 
 LLGA_VECTOR_INLINE Vector rootOf(Vector x) { return static_cast<Vector>(Simd::root(x)); }
 
@@ -552,7 +544,6 @@ LLGA_VECTOR_INLINE Vector logOf(Vector x) {
 // Exponentials are computed twice: keeping them would take memory, or round those of bfloat16.
 template <typename T>
 void softmaxOfColumns(const T* from, T* to, const SoftmaxOfColumns& softmax) {
-  constexpr int64_t kFew = 64;  // rows that are added up at a time, as of sums
   const auto rows = softmax.rows;
   forBands<2>(softmax.columns, [&]<int64_t n>(int64_t c, int64_t first) {
     const auto load = [&](int64_t row, int64_t v) {
@@ -568,18 +559,8 @@ void softmaxOfColumns(const T* from, T* to, const SoftmaxOfColumns& softmax) {
       }
     }
     Vector total[n] = {};
-    for (int64_t begin = 0; begin < rows; begin += kFew) {
-      const auto end = rows - begin < kFew ? rows : begin + kFew;
-      Vector sum[n] = {};
-      for (auto row = begin; row < end; ++row) {
-        for (int64_t v = 0; v < n; ++v) {
-          sum[v] += wholeExpOf(load(row, v) - most[v]);
-        }
-      }
-      for (int64_t v = 0; v < n; ++v) {
-        total[v] += sum[v];
-      }
-    }
+    addRows(rows, total,
+            [&](int64_t row, int64_t v) { return wholeExpOf(load(row, v) - most[v]); });
     for (int64_t v = 0; v < n; ++v) {
       total[v] = softmax.logarithm ? logOf(total[v]) : 1.0F / total[v];
     }
