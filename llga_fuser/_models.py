@@ -1,4 +1,4 @@
-"""Networks by name, with random weights under which a wrong number shows.
+"""Networks by name, with random weights under which a wrong number shows; and those of others.
 
 Freshly initialised networks are degenerate: BatchNorm statistics of 0 and 1, activations that grow
 or vanish with depth, layer scales of 1e-6, uniform attention, and after global pooling an output
@@ -25,7 +25,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Model", "ModelError", "build", "from_file", "is_file", "load_torchvision"]
+__all__ = [
+    "Model",
+    "ModelError",
+    "build",
+    "from_file",
+    "from_function",
+    "is_file",
+    "is_function",
+    "load_torchvision",
+]
 
 _library: Any = None  # the definitions live as long as this
 
@@ -356,15 +365,21 @@ def build(
     """Builds a network by name.
 
     Args:
-        name: a torchvision model, or "bert-base", "gpt2", "unet", "mlp", "tinyconv", "conv_relu".
+        name: a torchvision model, or "bert-base", "gpt2", "unet", "mlp", "tinyconv", "conv_relu"; or
+            "FILE.py:FUNCTION", see `from_function`.
         image_size: height and width; None is the size the published weights were trained for.
         seed: of the weights.
-        calibrated: False leaves the weights as they are, for a caller that loads others.
+        calibrated: False leaves the weights as they are, for a caller that loads others. Those of a
+            function always are.
 
     Raises:
         ModelError: the name is unknown, or what the model needs is not installed.
     """
     torch.manual_seed(seed)
+    if is_function(name):
+        if image_size is not None:
+            raise ModelError(f"{name}: an image size is for named models, got {image_size}")
+        return from_function(name)
     try:
         if name in _SMALL:
             factory, inputs, size = _SMALL[name]
@@ -404,6 +419,76 @@ def build(
 def is_file(name: str) -> bool:
     """Whether this means a file of torch.jit.save, and not a network by name."""
     return name.endswith((".pt", ".pth", ".ts", ".zip")) or pathlib.Path(name).exists()
+
+
+def is_function(name: str) -> bool:
+    """Whether this means a function in a file of Python's, as "FILE.py:FUNCTION"."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def _function(name: str) -> Callable[[], Any]:
+    path, _, function = name.rpartition(":")
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise ModelError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)  # for what lies beside it
+    spec.loader.exec_module(module)
+    made: Any = getattr(module, function, None)
+    if not callable(made):
+        raise ModelError(f"{path}: it has no function {function!r}")
+    call: Callable[[], Any] = made
+    return call
+
+
+def from_function(name: str) -> Model:
+    """What a function in a file makes, with the weights it has; set to evaluation mode.
+
+    Args:
+        name: "FILE.py:FUNCTION". The function takes no arguments and returns a pair: an nn.Module,
+            and a tuple of its input tensors, or a function of a batch size and a seed that returns
+            such a tuple.
+
+    Raises:
+        ModelError: there is no such file or function, it raises, or returns something else. Of
+            `inputs`: the batch is not 1 where the inputs are given.
+    """
+    try:
+        made = _function(name)()
+    except ModelError:
+        raise
+    except Exception as error:
+        text = str(error).strip().splitlines() or [""]
+        raise ModelError(f"{name}: {type(error).__name__}: {text[0]}") from error
+    pair = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    module, given = pair
+    fixed = isinstance(given, tuple) and all(isinstance(i, Tensor) for i in given)
+    if not isinstance(module, nn.Module) or not (fixed or callable(given)):
+        raise ModelError(
+            f"{name}: it has to return a module and a tuple of tensors (or a function of a batch "
+            f"and a seed that makes one), got {_described(made)}"
+        )
+
+    def same(batch: int, seed: int) -> tuple[Tensor, ...]:
+        if batch != 1:
+            raise ModelError(
+                f"{name}: a batch of {batch} needs a function that makes inputs, it returns tensors"
+            )
+        return tuple(given)
+
+    inputs: Callable[[int, int], tuple[Tensor, ...]] = same if fixed else given
+    size = ", ".join("x".join(map(str, t.shape)) for t in inputs(1, 0))
+    return Model(name.rpartition(":")[2], module.eval(), inputs, size)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(type(v).__name__ for v in value) + ")"
+    return type(value).__name__
 
 
 def _load(path: str) -> Any:

@@ -400,6 +400,64 @@ def test_batch_norm_statistics_are_measured() -> None:
     torch.testing.assert_close(out.std(1), norm.weight, atol=1e-2, rtol=1e-2)
 
 
+MADE = """
+import torch
+
+def make():
+    net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Dropout(0.5))
+    return net, (torch.randn(2, 8),)
+
+def of_batches():
+    return make()[0], lambda batch, seed: (torch.full((batch, 8), float(seed)),)
+
+def raises():
+    raise KeyError("nothing")
+
+def alone():
+    return make()[0]
+
+def of_numbers():
+    return make()[0], (1, 2)
+
+five = 5
+"""
+
+
+def test_models_of_a_function(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "made.py"
+    file.write_text(MADE)
+    model = _models.build(f"{file}:make")
+    assert (model.name, model.size) == ("make", "2x8")
+    assert not model.module.training
+    again = _models.build(f"{file}:make")  # the same seed: as each engine's process does
+    assert torch.equal(again.module[0].weight, model.module[0].weight)
+    assert torch.equal(model.inputs(1, 5)[0], again.inputs(1, 6)[0])
+    with pytest.raises(_models.ModelError, match="a batch of 3 needs a function that makes inputs"):
+        model.inputs(3, 0)
+    assert torch.equal(_models.build(f"{file}:of_batches").inputs(3, 7)[0], torch.full((3, 8), 7.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raises", r"made.py:raises: KeyError: 'nothing'$"),
+        ("alone", r"has to return a module and a tuple of tensors .*, got Sequential$"),
+        ("of_numbers", r"got \(Sequential, tuple\)$"),
+        ("five", r"has no function 'five'$"),
+        ("other", r"has no function 'other'$"),
+    ],
+)
+def test_functions_that_make_no_model(tmp_path: pathlib.Path, function: str, message: str) -> None:
+    file = tmp_path / "made.py"
+    file.write_text(MADE)
+    with pytest.raises(_models.ModelError, match=message):
+        _models.build(f"{file}:{function}")
+    with pytest.raises(_models.ModelError, match="image size is for named models, got 32"):
+        _models.build(f"{file}:{function}", 32)
+    with pytest.raises(_models.ModelError, match="no such file"):
+        _models.build(f"{tmp_path}/other.py:{function}")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -146,6 +146,20 @@ def test_a_file(frozen: bool, tmp_path: pathlib.Path) -> None:
     assert got["llga_fuser"]["groups"] == 1 + (frozen and has_own_kernels())  # and a constant table
 
 
+def test_a_function(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "made.py"
+    file.write_text(
+        "import torch\n\n"
+        "def make():\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())\n"
+        "    return net, lambda batch, seed: (torch.full((batch, 16), 1.0 + seed),)\n"
+    )
+    engines = ("--engines", "eager,ofi,llga_fuser", "--batch", "3")
+    got = measure(tmp_path, f"{file}:make", *engines)
+    assert all(engine["agrees"] for engine in got.values()), got
+    assert got["llga_fuser"]["groups"] == 1
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [

@@ -20,8 +20,9 @@ stayed outside with the reason.
 """
 EPILOG = """\
 MODEL   a torchvision classification, segmentation or video model (resnet50, ...), bert-base or gpt2
-        (need transformers), unet, mlp, tinyconv, conv_relu: built with seeded random weights; or a
-        file that torch.jit.save wrote, whose inputs --shape describes
+        (need transformers), unet, mlp, tinyconv, conv_relu: built with seeded random weights; or
+        FILE.py:FUNCTION, a function of yours without arguments that returns a module and a tuple of
+        its inputs; or a file that torch.jit.save wrote, whose inputs --shape describes
 
 exit code: 0  done
            1  --strict, and something is not fused or runs in the interpreter

@@ -54,6 +54,8 @@ models: any torchvision classification, segmentation or video model (resnet50, l
         bert-base and gpt2 (need transformers), unet, mlp, tinyconv, conv_relu (what one call of a
         group costs); or "suite":
         {suite}
+        or FILE.py:FUNCTION, a function of yours without arguments that returns a module and a tuple
+        of its inputs, or in its place a function of a batch size and a seed that makes one;
         or a file that torch.jit.save wrote, whose inputs --shape describes
 engines: eager
          torchscript: traced and frozen
@@ -81,6 +83,7 @@ exit code: 0  the numbers agree with eager's; --compare: nothing is worse beyond
 
 examples: python -m llga_fuser bench resnet50 mobilenet_v2 --dtype bf16 --threads 1,2 --json a.json
           python -m llga_fuser bench resnet50 --engines all --plot resnet50.png
+          python -m llga_fuser bench my_model.py:make --engines all
           python -m llga_fuser bench --compare a.json b.json
 """
 
