@@ -365,8 +365,8 @@ def build(
     """Builds a network by name.
 
     Args:
-        name: a torchvision model, or "bert-base", "gpt2", "unet", "mlp", "tinyconv", "conv_relu"; or
-            "FILE.py:FUNCTION", see `from_function`.
+        name: a torchvision model, or "bert-base", "gpt2", "unet", "mlp", "tinyconv", "conv_relu";
+            or "FILE.py:FUNCTION", see `from_function`.
         image_size: height and width; None is the size the published weights were trained for.
         seed: of the weights.
         calibrated: False leaves the weights as they are, for a caller that loads others. Those of a
@@ -464,8 +464,9 @@ def from_function(name: str) -> Model:
     except Exception as error:
         text = str(error).strip().splitlines() or [""]
         raise ModelError(f"{name}: {type(error).__name__}: {text[0]}") from error
-    pair = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
-    module, given = pair
+    module: Any
+    given: Any
+    module, given = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
     fixed = isinstance(given, tuple) and all(isinstance(i, Tensor) for i in given)
     if not isinstance(module, nn.Module) or not (fixed or callable(given)):
         raise ModelError(
