@@ -37,6 +37,7 @@ def config() -> dict[str, object]:
         "instruction set": isa,
         "OpenMP": f"{runtime['cpu_runtime']}: {', '.join(_openmp_runtimes()) or 'unknown'}",
         "threads": runtime["threads"],
+        "threads wait": "asleep" if _C.waits_asleep() else "awake",
         "enabled": _C.is_enabled(),
         "passes off": [n for n in _C.pass_names() if not _C.is_pass_enabled(n)],
         "operators": len(_C.op_names()),

@@ -15,6 +15,7 @@
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/plan_cache.h"
 #include "jit/onednn/runtime/speed_check.h"
+#include "jit/onednn/runtime/thread_watch.h"
 #include "llga_fuser_build_config.h"
 
 namespace py = pybind11;
@@ -90,6 +91,21 @@ PYBIND11_MODULE(_C, m) {
   m.def("allow_int8_saturation", &llga::allowInt8Saturation, py::arg("allow"));
   m.def("check_speed", &llga::checkSpeed, py::arg("on"));
   m.def("assume_contention", &llga::assumeContention, py::arg("high"));
+  m.def("spread_threads", &llga::spreadThreads);
+  m.def("places_apart", &llga::placesApart, py::arg("places"), py::arg("allowed"));
+  m.def("waits_asleep", [] { return llga::waiting() == llga::Waiting::asleep; });
+  m.def(
+      "wait_asleep",
+      [](bool asleep) { llga::waitFor(asleep ? llga::Waiting::asleep : llga::Waiting::awake); },
+      py::arg("asleep"));
+  py::class_<llga::WaitingChoice>(m, "WaitingChoice")
+      .def(py::init<>())
+      .def(
+          "waits_asleep",
+          [](llga::WaitingChoice& choice, double lateness, bool contended, double now) {
+            return choice.next(lateness, contended, now) == llga::Waiting::asleep;
+          },
+          py::arg("lateness"), py::arg("contended"), py::arg("now"));
   m.def("autotune", &llga::autotune, py::arg("on"));
   py::class_<llga::AutotuneHere>(m, "AutotuneHere").def(py::init<>());
   m.def("autotunes", &llga::autotunes);

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -79,6 +80,7 @@ class Plan {
   std::vector<OutputSpec> outputs;
   std::vector<size_t> temporary_bytes;
   bool takes_non_finite = false;        // NaN and infinities become what they do in eager
+  bool shares_work = false;             // among several threads
   Division division = Division::usual;  // as it was requested
   std::vector<Part> parts;              // if asked for
   // Constants by Slot index: packed weights, or plain tensors used as they are.
@@ -113,6 +115,7 @@ class Plan {
   // One set of prepared arguments waits here; a second thread makes its own.
   mutable std::atomic<Arguments*> idle_{nullptr};
   mutable std::atomic<bool> has_run_{false};
+  mutable std::atomic<uint64_t> fastest_{std::numeric_limits<uint64_t>::max()};  // run, in ticks
   ArenaUser arena_user_;
 };
 

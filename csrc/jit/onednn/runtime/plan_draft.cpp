@@ -214,6 +214,7 @@ std::shared_ptr<const Plan> PlanDraft::finished() {
     }
   }
   plan->division = request.division;
+  plan->shares_work = request.threads > 1;
   if (usesArena()) {
     shareTemporaries(*plan, inplace);
   }
