@@ -775,7 +775,7 @@ DIRECT = {
     "skip": Direct((1, 16, 12, 11), 16, code="F.relu(self.c(x) + x)"),
     "skip_before": Direct((2, 16, 7, 5), 16, bias=False, code="x + self.c(x)"),
     "silu": Direct((1, 16, 12, 11), 20, code="F.silu(self.c(x))"),
-    "silu_and_sum": Direct((1, 16, 12, 11), 16, code="F.silu(self.c(x)) + x", own=False),
+    "silu_and_sum": Direct((1, 16, 12, 11), 16, code="F.silu(self.c(x)) + x"),
     "two_planes": Direct((1, 2, 24, 25), 32, window=5, padding=2, code="F.silu(self.c(x))"),
     "planes_large_window": Direct((1, 3, 113, 112), 64, window=7, stride=2, own=False),
     "large": Direct((1, 32, 32, 32), 32, own=False),
@@ -1659,13 +1659,39 @@ def test_few_rows_of_a_narrow_weight(size: tuple[int, ...], code: str) -> None:
     x, y = torch.randn(*outer, inputs), torch.randn(*outer, outputs)
     check(m, [x, y], groups=1, fused="linear")
     narrow = [name for name in kernels_of(m, x, y) if "_bf16_weight" in name]
-    kind = "gemv:avx2" if math.prod(outer) == 1 and "y" not in code else "gemm"
+    kind = "gemv:avx2" if math.prod(outer) == 1 else "gemm"
     assert len(narrow) == has_own_kernels()
     assert all(name.startswith("llga_" + kind.replace(":", "_bf16_weight:")) for name in narrow)
     with torch.no_grad():
         m.l.weight[-1, -1] += 2.0**-20  # one number is enough
     assert not any("_bf16_weight" in name for name in kernels_of(m, x, y))
     check(m, [x, y], groups=1, fused="linear")
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "self.l(x) * y",
+        "y - self.l(x)",
+        "torch.sigmoid(self.l(x)) * y",
+        "F.relu(self.l(x)) * y + (1 - y) * z",
+    ],
+)
+@pytest.mark.parametrize("size", [(1, 256, 256), (1, 1, 40, 30), (256, 512)], ids=str)
+def test_linear_of_one_row_beside_other_tensors(size: tuple[int, ...], code: str) -> None:
+    """Highway networks, gates: oneDNN's gemm takes others in, and ten times as long for that."""
+    *outer, inputs, outputs = size
+    m = net(code, "x, y, z", l=nn.Linear(inputs, outputs)).eval()
+    x = torch.randn(*outer, inputs)
+    y, z = torch.randn(2, *outer, outputs)
+    check(m, [x, y, z], fused="linear")
+    assert ("llga_gemv:avx2" in kernels_of(m, x, y, z)) == has_own_kernels()
+    y.view(-1)[3], z.view(-1)[5] = math.inf, math.nan
+    with torch.no_grad():
+        script = to_script(m, [x, y, z])
+        for _ in range(3):
+            assert_same(script(x, y, z), m(x, y, z))
 
 
 @pytest.mark.parametrize("special", [math.nan, math.inf, 3e38, 1e-40])

@@ -335,7 +335,7 @@ class PlanCompiler {
         if (draft_.request.division == Division::binaries_apart ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
             (ownKernelsAnywhere() && root_of.at(value.id) == OpKind::MatMul &&
-             isAppliedByRow(value, other)) ||
+             (isAppliedByRow(value, other) || isAppliedToOneRow(value, other))) ||
             (folded && !foldsLike(value, other)) || isMisread(other, value, root_of.at(value.id)) ||
             isLeftOut(op, other, value, root_of.at(value.id)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&
@@ -413,6 +413,16 @@ class PlanCompiler {
     const auto input = draft_.group_inputs.find(addend.id);
     return input != draft_.group_inputs.end() && !draft_.request.owned_inputs[input->second] &&
            addend.sizes == value.sizes;
+  }
+
+  // In float32 a linear layer of one row takes as long as its weight is read. Our own kernel knows
+  // nothing of another tensor, and what it gives is a few numbers, which another one has in no
+  // time.
+  bool isAppliedToOneRow(const Operand& product, const Operand& operand) const {
+    const auto& sizes = product.sizes;
+    return product.dtype == at::kFloat && sizes && !sizes->empty() &&
+           c10::multiply_integers(sizes->begin(), sizes->end() - 1) == 1 &&
+           draft_.lowered.constants.count(operand.id) == 0;
   }
 
   // The gemm for AVX2 takes a second operand whole, by columns or as one number; with others comes

@@ -33,12 +33,25 @@ LLGA_INLINE float sumOf(const Vector& s) {
 }
 
 // The products of some rows with one. What is left of them behind the last whole vector is `rest`
-// of the vector that ends where they end.
-template <int64_t rows>
+// of the vector that ends where they end. If `fetches`, as many rows behind them are fetched, in
+// the order in which they lie in memory.
+template <int64_t rows, bool fetches>
 LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, const Mask& rest,
                      float* to) {
+  constexpr int64_t kLine = 16;
   Vector sum[rows] = {};
   int64_t c = 0;
+  for (; fetches && c + kLine <= columns; c += kLine) {
+    for (int64_t line = 0; line < rows; ++line) {
+      __builtin_prefetch(from + rows * (columns + c) + line * kLine);
+    }
+    for (int64_t half = c; half < c + kLine; half += kVectorWidth) {
+      const auto y = loadVector(factor + half);
+      for (int64_t row = 0; row < rows; ++row) {
+        sum[row] += loadVector(from + row * columns + half) * y;
+      }
+    }
+  }
   for (; c + kVectorWidth <= columns; c += kVectorWidth) {
     const auto y = loadVector(factor + c);
     for (int64_t row = 0; row < rows; ++row) {
@@ -119,6 +132,7 @@ void inHalves(const T* from, int64_t count, float* to) {
 [[LLGA_AVX2]] void dotRows(const float* from, int64_t rows, int64_t columns, const float* factor,
                            float* to) {
   constexpr int64_t kRows = 6;
+  constexpr int64_t kShort = 512;  // columns, up to which the processor finds out too late
   if (columns < kVectorWidth) {
     for (int64_t row = 0; row < rows; ++row) {
       float sum = 0;
@@ -134,11 +148,14 @@ void inHalves(const T* from, int64_t count, float* to) {
     rest[i] = i < kVectorWidth - columns % kVectorWidth ? 0 : -1;
   }
   int64_t row = 0;
+  for (; columns <= kShort && row + 2 * kRows <= rows; row += kRows) {
+    dot<kRows, true>(from + row * columns, columns, factor, rest, to + row);
+  }
   for (; row + kRows <= rows; row += kRows) {
-    dot<kRows>(from + row * columns, columns, factor, rest, to + row);
+    dot<kRows, false>(from + row * columns, columns, factor, rest, to + row);
   }
   for (; row < rows; ++row) {
-    dot<1>(from + row * columns, columns, factor, rest, to + row);
+    dot<1, false>(from + row * columns, columns, factor, rest, to + row);
   }
 }
 

@@ -176,12 +176,12 @@ bool isSlowPointwise(const FoundPointwise& found, const std::vector<Layout>& dat
   return !usual;
 }
 
-bool isFastPointwise(const FoundPointwise& found) {
+bool isFastPointwise(const FoundPointwise& found, bool whole) {
   constexpr size_t kMostFunctions = 4;
   constexpr int64_t kFew = 1 << 12;  // numbers, of which the call takes most of the time
   const auto functions = found.chain.instructions.size();
   return functions <= kMostFunctions &&
-         (functions > 1 || c10::multiply_integers(found.chain.sizes) <= kFew);
+         ((whole && functions > 1) || c10::multiply_integers(found.chain.sizes) <= kFew);
 }
 
 bool gathersMuch(const PointwiseChain& arranged) {

@@ -36,9 +36,10 @@ Shape broadcastStrides(const Shape& sizes, const Shape& strides, const Shape& to
 bool isSlowPointwise(const FoundPointwise& found, const std::vector<Layout>& data,
                      const Shape& strides);
 
-// Whether our own kernel takes less time for a whole group, whatever the layouts: it has no inputs
-// to look for NaN in. Of many functions oneDNN keeps the values in registers, and is faster.
-bool isFastPointwise(const FoundPointwise& found);
+// Whether our own kernel takes less time, whatever the layouts: for few numbers, and for a whole
+// group, which has no inputs to look for NaN in then. Of many functions oneDNN keeps the values in
+// registers, and is faster.
+bool isFastPointwise(const FoundPointwise& found, bool whole);
 
 // Whether many numbers would be read one by one, as of images in another order than the results:
 // oneDNN turns those over faster.

@@ -581,7 +581,7 @@ class OwnSteps {
                      const auto* source = static_cast<const float*>(from[0]);
                      auto* result = static_cast<float*>(to[0]);
                      auto multiply = [&](const auto* matrix) {
-                       constexpr int64_t kGrain = 1 << 16;  // threads may have to be woken
+                       constexpr int64_t kGrain = 1 << 15;  // threads may have to be woken
                        gemv(matrix, data(bias), kernel.outputs, kernel.inputs, source, result,
                             kernel.rectifier, kGrain);
                        if (kernel.activation) {
@@ -725,7 +725,7 @@ class OwnSteps {
     }
     strides = canonicalStrides(sizes, *strides);
     const bool whole = ops.size() == draft_.lowered.ops.size();
-    if (!(whole && isFastPointwise(*found)) && !isSlowPointwise(*found, layouts, *strides)) {
+    if (!isFastPointwise(*found, whole) && !isSlowPointwise(*found, layouts, *strides)) {
       return false;
     }
     for (const auto i : c10::irange(found->results.size())) {
