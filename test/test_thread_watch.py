@@ -57,9 +57,9 @@ HEAD = """
 
     def comes(what, limit=60):
         end = time.monotonic() + limit
-        while not what() and time.monotonic() < end:
+        while not (came := what()) and time.monotonic() < end:
             time.sleep(0.01)
-        return what()
+        return came
 
     net = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.ReLU()).eval()
     x = torch.randn(1, 32, 40, 40)
@@ -139,10 +139,28 @@ def test_numbers_stay_right_while_it_changes() -> None:
             _C.wait_asleep(i % 3 == 0)
             _C.spread_threads()
             assert is_right()
-        os._exit(0) if os.fork() == 0 else os.wait()  # nobody waits for threads that are not there
         _C.wait_asleep(True)
         print("done")
     """)  # and the process ends while they wait
+    assert printed == "done\n"
+
+
+@TWO
+def test_what_one_thread_computes_goes_on_after_a_fork() -> None:
+    """A loop on several threads would wait for those that have stayed behind."""
+    printed = in_child("""
+        small = torch.nn.Linear(160, 160).eval()
+        x = torch.randn(1, 160)
+        script = torch.jit.freeze(torch.jit.trace(small, x))
+        for _ in range(4):
+            first = script(x)
+        child = os.fork()
+        if child == 0:
+            right = all(torch.equal(script(x), first) for _ in range(30_000))
+            os._exit(0 if right else 1)
+        assert comes(lambda: os.waitpid(child, os.WNOHANG) == (child, 0))
+        print("done")
+    """)
     assert printed == "done\n"
 
 

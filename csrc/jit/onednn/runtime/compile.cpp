@@ -286,6 +286,8 @@ class PlanCompiler {
     const auto& ops = draft_.lowered.ops;
     const bool product = std::any_of(ops.begin(), ops.end(),
                                      [](const OpSpec& op) { return op.kind() == OpKind::MatMul; });
+    const bool quantized = std::any_of(
+        ops.begin(), ops.end(), [](const OpSpec& op) { return op.kind() == OpKind::Dequantize; });
     const bool folded = std::any_of(ops.begin(), ops.end(), isFolded);
     std::unordered_set<size_t> found;
     // In bfloat16 oneDNN would take the convolutions of a residual block together.
@@ -335,7 +337,7 @@ class PlanCompiler {
         if (draft_.request.division == Division::binaries_apart ||
             (product && usesAvxGemm() && !addsToGemm(other, value)) ||
             (ownKernelsAnywhere() && root_of.at(value.id) == OpKind::MatMul &&
-             (isAppliedByRow(value, other) || isAppliedToOneRow(value, other))) ||
+             (isAppliedByRow(value, other) || (!quantized && isAppliedToOneRow(value, other)))) ||
             (folded && !foldsLike(value, other)) || isMisread(other, value, root_of.at(value.id)) ||
             isLeftOut(op, other, value, root_of.at(value.id)) ||
             (op.kind() == OpKind::Add && isBinary(producer->second) &&

@@ -74,6 +74,17 @@ class IdleTeam {
   std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
 };
 
+// Whether this process has forked from one that had loaded the package. GNU OpenMP's threads have
+// stayed behind, and a loop would wait for them for ever.
+std::atomic<bool>& hasForked() {
+  static std::atomic<bool> forked = [] {
+    pthread_atfork(nullptr, nullptr, [] { hasForked() = true; });
+    return false;
+  }();
+  return forked;
+}
+[[maybe_unused]] const bool begins_to_watch = hasForked();
+
 // Calls `each` with its number in each thread of a loop.
 template <typename Each>
 void forEachThread(const Each& each) {
@@ -114,7 +125,8 @@ class Watcher {
 
   void note(uint64_t ticks, uint64_t fastest) {
     constexpr uint64_t kBrief = 1 << 12;  // about a microsecond: too little to share among threads
-    if (fastest < kBrief || off_) {
+    if (fastest < kBrief || off_ ||
+        (getenv("NG") == nullptr && hasForked().load(std::memory_order_relaxed))) {
       return;
     }
     expected_.fetch_add(fastest, std::memory_order_relaxed);
