@@ -13,7 +13,8 @@
 // process, while it runs. Whether that is better is measured, where runs are late and threads had
 // to wait for a processor; with other OpenMP runtimes it is not, and goes again.
 //
-// LLGA_FUSER_WATCH_THREADS=off in the environment switches both off.
+// LLGA_FUSER_WATCH_THREADS=off in the environment switches both off. A process that has forked has
+// neither: a loop would wait for threads that have stayed behind.
 #pragma once
 
 #include <cstdint>
