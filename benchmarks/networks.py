@@ -10,6 +10,7 @@ or "lin:RxIxO" (one linear layer and a ReLU). All weights are random.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import math
@@ -105,24 +106,16 @@ def _cna(
     g: int = 1,
     d: int = 1,
     act: Callable[[], nn.Module] | None = nn.ReLU,
+    conv: Callable[..., nn.Module] = nn.Conv2d,
+    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
 ) -> nn.Sequential:
     """Convolution, BatchNorm, activation."""
-    conv = nn.Conv2d(i, o, k, s, k // 2 * d, groups=g, dilation=d, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(o), *([act()] if act else []))
+    layers = [conv(i, o, k, s, k // 2 * d, groups=g, dilation=d, bias=False), norm(o)]
+    return nn.Sequential(*layers, *([act()] if act else []))
 
 
-def _cna1(
-    i: int,
-    o: int,
-    k: int = 3,
-    s: int = 1,
-    g: int = 1,
-    d: int = 1,
-    act: Callable[[], nn.Module] | None = nn.ReLU,
-) -> nn.Sequential:
-    """The same in one dimension."""
-    conv = nn.Conv1d(i, o, k, s, k // 2 * d, groups=g, dilation=d, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm1d(o), *([act()] if act else []))
+# The same in one dimension.
+_cna1 = functools.partial(_cna, conv=nn.Conv1d, norm=nn.BatchNorm1d)
 
 
 def _mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU, last: bool = False) -> nn.Sequential:

@@ -30,8 +30,7 @@ from typing import Any
 
 OURS = "llga_fuser"
 SETTLE = 0.06
-CHECK_SEEDS, TIMED_SEED, CALIBRATION_SEED = (1000, 1001), 1, 5000
-CALIBRATION_SAMPLES = 32
+CHECK_SEEDS, TIMED_SEED = (1000, 1001), 1
 
 Run = Callable[..., Any]
 
@@ -73,25 +72,24 @@ class Child:
 
         return torch.cat([worker.flat(run(*check)).clone() for check in self.checks]).double()
 
-    def script(self) -> Any:
-        import torch
+    def samples(self, batch: int) -> list[tuple[Any, ...]]:
+        """To calibrate with, in batches, as the bench command has them."""
+        from llga_fuser.bench.worker import CALIBRATION_SAMPLES, CALIBRATION_SEED
 
+        seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SAMPLES // batch)
+        return [self.net.inputs(batch, seed) for seed in seeds]
+
+    def script(self) -> Any:
         import llga_fuser
+        from llga_fuser.bench import worker
 
         module = self.net.module
         if self.options.dtype == "int8":
             if self.int8 is None:
-                seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SAMPLES // 4)
-                batches = [self.net.inputs(4, seed) for seed in seeds]
                 quantize: Any = llga_fuser.quantize
-                self.int8 = quantize(copy.deepcopy(module), batches, progress=False)
+                self.int8 = quantize(copy.deepcopy(module), self.samples(4), progress=False)
             module = self.int8
-        autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.options.dtype == "bf16":
-            # With its cache of casted weights the casts would be missing from a trace.
-            autocast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
-        with autocast:
-            return torch.jit.freeze(torch.jit.trace(module, self.inputs, check_trace=False))
+        return worker.TorchScript(self.options.dtype == "bf16").prepare(module, self.inputs)
 
     def scripted(self, fused: bool) -> Run:
         """Traced, frozen, and called until TorchScript has optimised it."""
@@ -116,8 +114,7 @@ class Child:
             copy.deepcopy(self.net.module), self.inputs, options.dtype, options.threads, folder
         )
         if options.dtype == "int8":
-            seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SAMPLES // options.batch)
-            samples = [self.net.inputs(options.batch, seed) for seed in seeds]
+            samples = self.samples(options.batch)
             context = peers.quantized(name, context._replace(calibration=samples))
         import llga_fuser
 

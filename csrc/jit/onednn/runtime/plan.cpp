@@ -191,7 +191,7 @@ void Plan::executeWith(torch::jit::Stack& stack, size_t inputs_count, const Arou
 }
 
 void Plan::execute(torch::jit::Stack& stack, size_t inputs) const {
-  const auto start = __rdtsc();
+  const auto start = shares_work ? __rdtsc() : 0;
   executeWith(stack, inputs, [](const auto& run) { run(); });
   if (shares_work) {
     const auto ticks = __rdtsc() - start;
