@@ -76,7 +76,7 @@ class IdleTeam {
 
 // Whether this process has forked from one that had loaded the package. GNU OpenMP's threads have
 // stayed behind, and a loop would wait for them for ever.
-std::atomic<bool>& hasForked() {
+std::atomic<bool>& hasForked() noexcept {
   static std::atomic<bool> forked = [] {
     pthread_atfork(nullptr, nullptr, [] { hasForked() = true; });
     return false;
