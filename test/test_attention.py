@@ -329,6 +329,24 @@ WRITTEN = {
         "return torch.bmm(s.view(6, 40, 40).softmax(-1), v)",
         [torch.randn(2, 1, 40, 40)],
     ),
+    "by_columns": Written("v.mT @ (q @ k.mT / 4).softmax(-1).mT", keys=75),
+    "by_columns_of_channels": Written(  # LeViT's, and YOLO's since version 10
+        "q, k, v = [x.mT.contiguous() for x in (q, k, v)]\n"
+        "w = ((q * 0.25).transpose(-2, -1) @ k + m).softmax(-1)\n"
+        "return (v @ w.transpose(-2, -1)).reshape(2, 48, 5, 8)",
+        [torch.randn(3, 40, 40)],
+    ),
+    "by_columns_of_images": Written(  # the diffusion models'
+        "q, k, v = [x.flatten(0, 1).mT.contiguous() for x in (q, k, v)]\n"
+        "w = F.softmax(torch.bmm(q.permute(0, 2, 1), k) * 0.25, dim=2)\n"
+        "return torch.bmm(v, w.permute(0, 2, 1)).reshape(2, 48, 5, 8)",
+        keys=33,
+    ),
+    "by_columns_and_moved": Written(
+        "y = v.mT @ (q @ k.mT).softmax(-1).mT\nreturn y.permute(0, 3, 1, 2).reshape(2, 40, 48)"
+    ),
+    "by_columns_one_query": Written("v.mT @ (q @ k.mT).softmax(-1).mT", queries=1, keys=33),
+    "by_columns_of_values": Written("v.mT @ (q @ k.mT).softmax(-1)", own=False),
     "other_dimension": Written("(q @ k.transpose(-2, -1)).softmax(-2) @ v", own=False),
     "scaled_behind_mask": Written(
         "((q @ k.transpose(-2, -1) + m) * 0.5).softmax(-1) @ v", [HIDDEN], own=False
@@ -447,6 +465,7 @@ WRITTEN |= {
         *("scaled_by_head", "normalized", "normalized_and_scaled", "queries_normalized"),
         *("blocks_of_keys", "nothing_met", "two_masks", "filled_all"),
         *("einsum", "einsum_by_place", "rank_5"),
+        *("by_columns", "by_columns_of_channels", "by_columns_of_images"),
     )
 }
 
@@ -476,7 +495,7 @@ def test_attention_written_out(case: str) -> None:
             want = m(*[x.float() if x.is_floating_point() else x for x in inputs]).to(c.dtype)
         for _ in range(3):
             assert_same(script(*inputs), want)
-    wide = case in {"bf16_across", "bf16_normalized", "bf16_normalized_and_scaled"}
+    wide = case in {"bf16_normalized", "bf16_normalized_and_scaled"}
     kernel = attention_kernel(torch.float32 if wide else c.dtype)
     assert (kernel in kernels_of(m, *inputs)) == own
     assert llga_fuser.cache_info().fallbacks == before
@@ -685,6 +704,71 @@ def test_attention_of_pixels(
             found = [p.implementation for group in groups for p in group.primitives]
             assert any(name.startswith("llga_attention") for name in found), found
             assert "llga_copy" not in found, found
+
+
+class AttentionByColumns(nn.Module):
+    """Of images, by columns: YOLO's (heads side by side), or EfficientViT's (one head a part)."""
+
+    def __init__(self, view: str, norms: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(32) if norms else nn.Identity()
+        self.qkv = nn.Conv2d(32, 64, 1)
+        self.depthwise = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.proj = nn.Conv2d(32, 32, 1)
+        self.attention = net(view, "x, b, h, w").eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, _, h, w = x.shape
+        y = self.attention(self.qkv(self.norm(x)), b, h, w)
+        return x + self.proj(y + self.depthwise(y))
+
+
+BY_COLUMNS = {
+    "heads": (
+        "q, k, v = x.view(b, 2, 32, h * w).split([8, 8, 16], dim=2)\n"
+        "w_ = ((q.transpose(-2, -1) @ k) * 0.3).softmax(dim=-1)\n"
+        "return (v @ w_.transpose(-2, -1)).view(b, 32, h, w)"
+    ),
+    "parts": (
+        "q, k, v = x.view(b, -1, h, w).split([16, 16, 32], dim=1)\n"
+        "q, k, v = q.flatten(2), k.flatten(2), v.flatten(2)\n"
+        "w_ = ((q * 0.3).transpose(-2, -1) @ k).softmax(dim=-1)\n"
+        "return (v @ w_.transpose(-2, -1)).view(b, 32, h, w)"
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("norms", [False, True], ids=["first", "inside"])
+@pytest.mark.parametrize("case", BY_COLUMNS)
+def test_attention_by_columns(
+    case: str, norms: bool, autocast: bool, layout: torch.memory_format
+) -> None:
+    """Pixels lie one behind the other there, too, and nothing is copied where they do before."""
+    m = randomize(AttentionByColumns(BY_COLUMNS[case], norms)).eval().to(memory_format=layout)
+    x = torch.randn(2, 32, 6, 7)
+    check(m, [x], autocast=autocast, memory_format=layout)
+    x = x.to(memory_format=layout)
+    with torch.no_grad():
+        with autocast_bf16(autocast):
+            script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
+            expected = m(x)
+        before = llga_fuser.cache_info().fallbacks
+        tol = TOLERANCES[torch.bfloat16] if autocast else None
+        for _ in range(4):
+            assert_same(script(x), expected, tol=tol)
+        if has_own_attention(torch.float32):
+            assert llga_fuser.cache_info().fallbacks == before
+            groups = llga_fuser.report(script, x, rounds=1).groups
+            found = [p.implementation for group in groups for p in group.primitives]
+            assert any(name.startswith("llga_attention") for name in found), found
+            assert "llga_copy" not in found or layout == torch.contiguous_format, found
+        other = torch.randn(1, 32, 5, 8).to(memory_format=layout)
+        with autocast_bf16(autocast):
+            expected = m(other)
+        for _ in range(3):
+            assert_same(script(other), expected, tol=tol)
 
 
 def test_attention_of_pixels_whose_order_is_seen() -> None:

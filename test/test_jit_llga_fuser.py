@@ -2210,15 +2210,39 @@ def test_infinities_that_a_fallback_ends() -> None:
     ).eval()  # fmt: skip
     x = torch.randn(2, 4, 20, 20)
     found = llga_fuser.report(to_script(m, [x]), x, rounds=1)
-    assert [group.ops[0].kind for group in found.groups] == [
-        "aten::max_pool2d",
-        "aten::_convolution",
-    ]
+    kinds = [group.ops[0].kind for group in found.groups]
+    pool = kinds.index("aten::max_pool2d")  # behind our own kernel's where, or the first group
+    assert kinds[pool:] == ["aten::max_pool2d", "aten::_convolution"]
     assert [(f.group, f.reason) for f in found.fallbacks] == [
-        (0, "an input holds NaN or an infinity")
+        (pool, "an input holds NaN or an infinity")
     ]
     check(m, [x], fallbacks=True)
     check(m, [x - 10], fallbacks=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.where(x > 0, x, -torch.inf)",
+        "torch.where(x > 0, x, self.least)",
+        "x.masked_fill(x < 0, float('-inf'))",
+        "x.masked_fill(x < 0, float('nan')) * 2.0",
+        "torch.where(x > 0, x, self.least) + x",
+    ],
+)
+@pytest.mark.parametrize("reader", ["F.max_pool2d(y, 5)", "torch.relu(self.c(y))", "y.amax(1)"])
+def test_infinities_that_a_group_makes(code: str, reader: str) -> None:
+    """Of constants. The next one looks for them, as for those of an input."""
+    m = net(
+        f"y = {code}\nreturn {reader}",
+        c=nn.Conv2d(4, 8, 3, padding=1), least=torch.tensor(-torch.inf),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 4, 20, 20)
+    x[0, :, :9] -= 10
+    script = to_script(m, [x])
+    for at in (x, x.abs(), x):
+        for _ in range(4):
+            torch.testing.assert_close(script(at), m(at), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_padded_blocks_of_a_mobilenet() -> None:

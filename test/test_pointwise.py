@@ -137,6 +137,81 @@ def test_select(size: tuple[int, ...]) -> None:
     check(m, inputs)
 
 
+# What oneDNN has no kernel for, or leaves apart.
+LINKS = {
+    "where": "torch.where(mask, x, y)",
+    "where_number": "torch.where(mask, x, 0.5)",
+    "filled": "(x + y).masked_fill(mask, -1e4)",
+    "masked_softmax": "F.softmax(x.masked_fill(mask, -1e9), dim=-1)",
+    "hidden_rows": "F.softmax(x.masked_fill(mask, float('-inf')), -1).masked_fill(mask, 0.0)",
+    "biased_softmax": "F.softmax(x * 0.5 + y, dim=-1)",
+    "scaled_softmax": "F.softmax(torch.tanh(x) * 5.0, dim=-1) * y",
+    "log_softmax": "F.log_softmax(x + y, dim=-1) * 0.5",
+    "two_softmaxes": "F.softmax(F.softmax(x, -1) * 8.0, dim=-1)",
+    "casts": "(torch.sigmoid(x.float()) - 0.25).to(x.dtype) * y",
+    "mixed": "x.bfloat16() + y.float()",
+    "both_types": "z = torch.tanh(x * y)\nreturn z.float(), z.bfloat16()",
+    "other_sizes": "F.softmax(y.masked_fill(mask[..., :1], 0.5) * x, dim=-1)",
+    "rows_of_one_number": "F.softmax(y.masked_fill(mask[..., :1], 0.5), dim=-1) + x",
+    "in_a_row": "w = F.softmax(x.masked_fill(mask, -9.0), -1)\nreturn torch.where(w > 0.1, w, y)",
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@DTYPES
+@pytest.mark.parametrize("columns", [33, 300])
+@pytest.mark.parametrize("case", LINKS)
+def test_links(case: str, columns: int, dtype: torch.dtype) -> None:
+    if not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(LINKS[case], "x, y, mask").eval()
+    mask = torch.rand(2, 1, 40, columns) > 0.5
+    mask[0, 0, 3] = True  # hides a row
+    x, y = torch.randn(2, 6, 40, columns).to(dtype), torch.randn(2, 6, 40, 1).to(dtype)
+    script = to_script(m, [x, y, mask])
+    want = m(x, y, mask)
+    before = llga_fuser.cache_info().fallbacks
+    tolerance = 1e-5 if dtype == torch.float32 and case not in ("mixed", "both_types") else 2e-2
+    for _ in range(4):
+        got = script(x, y, mask)
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert llga_fuser.cache_info().fallbacks == before
+    if has_own_kernels() and case != "rows_of_one_number":  # a softmax that is broadcast
+        found = kernels_of(m, x, y, mask)
+        assert found
+        assert set(found) <= {"llga_pointwise", "llga_softmax"}, found
+
+
+def test_links_that_go_round_another_group() -> None:
+    """What a chain gives comes back to it by way of a group: that one would have to be in between."""
+    m = net(
+        "a = x.masked_fill(mask, 0.5)\nb = torch.matmul(a, x)\n"
+        "return F.softmax(a.float() * b, dim=-1)",
+        "x, mask",
+    ).eval()
+    check(m, [torch.randn(3, 24, 24), torch.rand(3, 24, 24) > 0.5])
+
+
+def test_links_that_others_read() -> None:
+    m = net(
+        "a = x.masked_fill(mask, 0.5)\nw = F.softmax(a, dim=-1)\n"
+        "return torch.matmul(w, x), torch.matmul(a, x)",
+        "x, mask",
+    ).eval()
+    check(m, [torch.randn(3, 24, 24), torch.rand(3, 24, 24) > 0.5])
+
+
+def test_links_of_other_sizes_later() -> None:
+    m = net("F.softmax(x.masked_fill(mask, -9.0) + y, dim=-1)", "x, y, mask").eval()
+    inputs = [torch.randn(2, 8, 20), torch.randn(2, 8, 20), torch.rand(8, 20) > 0.5]
+    script = to_script(m, inputs)
+    for sizes in ((2, 8, 20), (1, 8, 20), (5, 3, 7), (2, 8, 1), (2, 0, 20), (4, 300)):
+        x, y = torch.randn(sizes), torch.randn(sizes[-1])
+        mask = torch.rand(sizes[-2:]) > 0.5
+        for _ in range(3):
+            torch.testing.assert_close(script(x, y, mask), m(x, y, mask))
+
+
 def test_constants() -> None:
     m = net("(x - self.mean) / self.scale", mean=torch.randn(5, 1), scale=torch.rand(5, 1) + 0.5)
     check(m.eval(), [torch.randn(3, 5, 40)])

@@ -1,4 +1,4 @@
-"""Softmax over a dimension that does not lie innermost: a kernel of our own."""
+"""Softmax by kernels of our own: over a dimension that does not lie innermost, and over rows."""
 
 from __future__ import annotations
 
@@ -47,6 +47,60 @@ def test_softmax(case: str, dtype: torch.dtype, function: str) -> None:
         assert script(x).stride() == expected.stride()
     if has_own_kernels() and case != "turned":  # eager's result has its numbers side by side
         assert kernels_of(m, x) == ["llga_softmax"]
+
+
+ROWS = {
+    "attention": (2, 3, 49, 49),
+    "one_vector": (5, 16),
+    "less": (300, 7),
+    "two_numbers": (40, 3, 2),
+    "a_vector_and_more": (3, 17),
+    "classes": (1, 1000),
+    "long": (3, 30001),
+    "too_long": (2, 70000),
+    "many": (2, 4, 256, 200),
+    "vector": (33,),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@FUNCTIONS
+@DTYPES
+@pytest.mark.parametrize("case", ROWS)
+def test_rows(case: str, dtype: torch.dtype, function: str) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    x = 4 * torch.randn(ROWS[case]) - 20
+    m = net(f"F.{function}(x, dim=-1)").eval()
+    check(m, [x], dtype=dtype, fused=function)
+    if has_own_kernels() and case != "too_long":
+        assert kernels_of(m, x.to(dtype)) == ["llga_softmax"]
+
+
+@DTYPES
+def test_rows_of_a_part(dtype: torch.dtype) -> None:
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("F.softmax(x[..., 3:40], dim=-1)").eval()
+    check(m, [torch.randn(2, 5, 64)], dtype=dtype)
+    m = net("F.softmax(x.transpose(1, 2), dim=-1)").eval()
+    check(m, [torch.randn(2, 40, 64)], dtype=dtype)
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("count", [5, 16, 40, 100])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_special_values_in_rows(value: float, count: int, function: str) -> None:
+    """At each place, behind larger numbers and smaller ones."""
+    m = net(f"F.{function}(x, dim=-1)").eval()
+    x = 50 * torch.randn(count + 2, count)
+    x[torch.arange(count), torch.arange(count)] = value
+    x[count] = value
+    x[count + 1] = -1000.0
+    x[count + 1, count // 2] = -math.inf
+    script = to_script(m, [x])
+    for _ in range(4):
+        torch.testing.assert_close(script(x), m(x), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @DTYPES

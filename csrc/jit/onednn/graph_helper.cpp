@@ -17,6 +17,7 @@
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/own_lookup.h"
 #include "jit/onednn/runtime/own_norm.h"
+#include "jit/onednn/runtime/own_pointwise.h"
 #include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/written_attention.h"
@@ -121,6 +122,7 @@ class BlockPartitioner {
     std::move(own_.begin(), own_.end(), std::back_inserter(found));
     joinReaders(found);
     joinDequantized(found);
+    joinLinks(found);
     addPaddings(found);
     addIdentities(found);
     std::sort(found.begin(), found.end(), [](const Proposal& a, const Proposal& b) {
@@ -278,6 +280,137 @@ class BlockPartitioner {
       }
     }
     std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });
+  }
+
+  // Pointwise functions, casts and softmaxes that oneDNN leaves apart, one behind the other, go
+  // together: our own kernel computes them in one pass.
+  void joinLinks(std::vector<Proposal>& proposals) const {
+    if (!ownKernelsAnywhere()) {
+      return;
+    }
+    std::vector<Proposal*> chains;
+    std::unordered_map<const Node*, Proposal*> of;
+    for (auto& proposal : proposals) {
+      for (const auto* node : proposal.nodes) {
+        of.emplace(node, &proposal);
+      }
+      if (std::all_of(proposal.nodes.begin(), proposal.nodes.end(),
+                      [&](const Node* node) { return isLinked(node); })) {
+        chains.push_back(&proposal);
+      }
+    }
+    std::sort(chains.begin(), chains.end(), [](const Proposal* a, const Proposal* b) {
+      return a->nodes.back()->isBefore(b->nodes.back());
+    });
+    const std::unordered_set<const Proposal*> known(chains.begin(), chains.end());
+    // What gives one of the values that the chain reads, and may go with it.
+    const auto sourceOf = [&](const Proposal& chain) -> Proposal* {
+      for (const auto* node : chain.nodes) {
+        for (const auto* input : node->inputs()) {
+          const auto found = of.find(behind(input)->node());
+          if (found != of.end() && found->second != &chain && known.count(found->second) != 0 &&
+              mayLink(*found->second, chain, behind(input), of)) {
+            return found->second;
+          }
+        }
+      }
+      return nullptr;
+    };
+    for (auto* chain : chains) {
+      while (auto* source = sourceOf(*chain)) {
+        for (auto* node : source->nodes) {
+          of[node] = chain;
+          chain->nodes.push_back(node);
+        }
+        chain->compute += source->compute;
+        chain->elementwise += source->elementwise;
+        chain->casts += source->casts;
+        source->nodes.clear();
+      }
+    }
+    std::erase_if(proposals, [](const Proposal& p) { return p.nodes.empty(); });
+  }
+
+  // Whether a chain may have all that the node computes.
+  bool isLinked(const Node* node) const {
+    const auto it = candidates_.find(const_cast<Node*>(node));
+    if (it == candidates_.end() || it->second.entry->op_class == OpClass::view) {
+      return false;
+    }
+    const auto first = lowered_.ops.begin() + static_cast<std::ptrdiff_t>(it->second.first_op);
+    return std::all_of(first, first + static_cast<std::ptrdiff_t>(it->second.ops), isLink);
+  }
+
+  // Whether it computes something that our own kernel has, and oneDNN has not.
+  bool isOurs(const Node* node) const {
+    const auto& candidate = candidates_.at(const_cast<Node*>(node));
+    return ownKernelsAnywhere() && candidate.ops == 1 && isLinked(node) &&
+           isOnlyOurs(lowered_.ops[candidate.first_op]);
+  }
+
+  // Whether a chain that reads `value` of another one goes together with that: one of them oneDNN
+  // has no kernel for, or no more than one node of, or is a softmax.
+  bool mayLink(const Proposal& source, const Proposal& chain, const Value* value,
+               const std::unordered_map<const Node*, Proposal*>& of) const {
+    constexpr size_t kMost = 12;  // nodes
+    const bool apart =
+        source.nodes.size() == 1 || chain.nodes.size() == 1 || source.compute + chain.compute > 0;
+    return apart && source.nodes.size() + chain.nodes.size() <= kMost &&
+           !isBroadcast(value, chain) && readsDirectly(source, chain, of);
+  }
+
+  // Whether something that the chain reads, or gives, is known to have more numbers.
+  bool isBroadcast(const Value* value, const Proposal& chain) const {
+    const auto sizes = facts_.tensor(value).sizes;
+    if (!sizes) {
+      return false;
+    }
+    const auto isLarger = [&](const Value* other) {
+      const auto others = isTensor(other) ? facts_.tensor(other).sizes : std::nullopt;
+      return others && c10::multiply_integers(*others) > c10::multiply_integers(*sizes);
+    };
+    return std::any_of(chain.nodes.begin(), chain.nodes.end(), [&](const Node* node) {
+      return isLarger(node->output()) ||
+             std::any_of(node->inputs().begin(), node->inputs().end(), isLarger);
+    });
+  }
+
+  // Whether nothing else that the chain reads is made of what the source gives, also by way of
+  // other proposals as a whole.
+  bool readsDirectly(const Proposal& source, const Proposal& chain,
+                     const std::unordered_map<const Node*, Proposal*>& of) const {
+    std::unordered_set<const Node*> seen(chain.nodes.begin(), chain.nodes.end());
+    std::vector<const Node*> todo;
+    const auto addReads = [&](const Node* node, const Proposal* but) {
+      std::vector<const Value*> reads;
+      readsOf(node, block_, reads);
+      for (const auto* value : reads) {
+        const auto* from = value->node();
+        const auto found = of.find(from);
+        if ((found == of.end() || but == nullptr || found->second != but) &&
+            from->owningBlock() == block_ && seen.insert(from).second) {
+          todo.push_back(from);
+        }
+      }
+    };
+    for (const auto* node : chain.nodes) {
+      addReads(node, &source);
+    }
+    while (!todo.empty()) {
+      const auto* node = todo.back();
+      todo.pop_back();
+      const auto found = of.find(node);
+      if (found == of.end()) {
+        addReads(node, nullptr);
+      } else if (found->second == &source) {
+        return false;
+      } else {
+        for (const auto* member : found->second->nodes) {
+          addReads(member, nullptr);
+        }
+      }
+    }
+    return true;
   }
 
   // An addition of two tensors, and maybe ReLU.
@@ -491,8 +624,12 @@ class BlockPartitioner {
     }
     for (const auto i : c10::irange(node->inputs().size())) {
       const auto& name = node->schema().arguments()[i].name();
-      if (isTensor(node->input(i)) && name != "condition" && name != "mask" &&
-          name != "attn_mask") {  // boolean as a rule
+      if (!isTensor(node->input(i))) {
+        continue;
+      }
+      if (name == "condition" || name == "mask") {
+        facts_.assume(node->input(i), at::kBool);
+      } else if (name != "attn_mask") {  // boolean as a rule
         facts_.assume(node->input(i), *dtype);
       }
     }
@@ -767,6 +904,11 @@ class BlockPartitioner {
           continue;
         }
         auto* member = const_cast<Node*>(node);
+        if (!part.supported && isOurs(member)) {
+          proposal.nodes.push_back(member);
+          ++proposal.compute;
+          continue;
+        }
         if (!part.supported) {
           refuse(member, qualifiedName(node) + ": this oneDNN has no CPU kernel for it alone");
           continue;

@@ -3,6 +3,7 @@
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_set>
 
 namespace llga {
@@ -63,8 +64,11 @@ class Matcher {
       takeFactors(found_.key, facts_.tensor(found_.value).dtype);
     }
     takeFactors(found_.query, facts_.tensor(found_.key).dtype);
+    takeFactorsOfColumns();
     takeNorms();
-    takeTail();
+    if (!found_.value_by_columns) {
+      takeTail();
+    }
     return keepsToItself() && !isQuantized() ? std::optional(std::move(found_)) : std::nullopt;
   }
 
@@ -103,10 +107,33 @@ class Matcher {
         found_.product = found_.result = reader->output();
         return reader->input(1) != value;
       }
+      if (swapsLastTwo(reader)) {
+        return byColumns(reader->output());
+      }
       if (!isCast(reader)) {
         return false;
       }
       value = reader->output();
+    }
+  }
+
+  // From the transposed softmax to the product.
+  bool byColumns(const Value* value) {
+    for (;;) {
+      const auto* reader = soleReader(value);
+      if (reader == nullptr) {
+        return false;
+      }
+      found_.nodes.push_back(reader);
+      if (isCast(reader) && reader->input(0) == value) {
+        value = reader->output();
+        continue;
+      }
+      found_.value = reader->input(0);
+      found_.value_by_columns = true;
+      found_.product = found_.result = reader->output();
+      return isMatrixProduct(reader) && reader->kind() != einsumKind() &&
+             reader->input(1) == value && reader->input(0) != value;
     }
   }
 
@@ -212,6 +239,21 @@ class Matcher {
     }
   }
 
+  // Likewise of a query that is transposed behind them.
+  void takeFactorsOfColumns() {
+    const auto* swap = found_.query->node();
+    if (!isOurs(found_.query) || !swapsLastTwo(swap)) {
+      return;
+    }
+    const auto* columns = swap->input(0);
+    takeFactors(columns, facts_.tensor(found_.key).dtype);
+    if (columns != swap->input(0)) {
+      found_.nodes.push_back(swap);
+      found_.query = columns;
+      found_.query_by_columns = true;
+    }
+  }
+
   // Takes what makes rows of a length of 1 of query and key, if their data type is the same before
   // it.
   void takeNorms() {
@@ -301,12 +343,33 @@ class Matcher {
            isTrue(norm->input(3));
   }
 
-  static bool swapsLastTwo(const Node* node) {
+  bool swapsLastTwo(const Node* node) const {
     static const auto kMatrixTranspose = Symbol::fromQualString("aten::mT");
-    return node->kind() == kMatrixTranspose ||
-           (node->kind() == aten::transpose &&
-            ((isConstantInt(node->input(1), -2) && isConstantInt(node->input(2), -1)) ||
-             (isConstantInt(node->input(1), -1) && isConstantInt(node->input(2), -2))));
+    if (node->kind() == kMatrixTranspose) {
+      return true;
+    }
+    if (node->kind() == aten::permute) {
+      auto dims = intsOf(node->input(1)).value_or(std::vector<int64_t>());
+      const auto rank = static_cast<int64_t>(dims.size());
+      std::vector<int64_t> swapped(dims.size());
+      std::iota(swapped.begin(), swapped.end(), 0);
+      if (rank < 2) {
+        return false;
+      }
+      std::swap(swapped.end()[-1], swapped.end()[-2]);
+      std::for_each(dims.begin(), dims.end(), [rank](int64_t& dim) { dim += dim < 0 ? rank : 0; });
+      return dims == swapped;
+    }
+    if (node->kind() != aten::transpose) {
+      return false;
+    }
+    const auto sizes = facts_.tensor(node->input(0)).sizes;
+    const auto isDim = [&](size_t input, int64_t dim) {
+      return isConstantInt(node->input(input), dim) ||
+             (sizes &&
+              isConstantInt(node->input(input), static_cast<int64_t>(sizes->size()) + dim));
+    };
+    return (isDim(1, -2) && isDim(2, -1)) || (isDim(1, -1) && isDim(2, -2));
   }
 
   // (batch, head, query, number) -> (batch, query, head and number), where that is what follows.

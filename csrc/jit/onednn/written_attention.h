@@ -6,6 +6,7 @@
 // where query and key may be rows that are brought to a length of 1 first (F.normalize), and
 //
 //   result = matmul(softmax(scores, -1), value)    and the views that put heads side by side
+//   result = matmul(value, softmax(scores, -1)^T)  likewise by columns: (.., number, key)
 //
 // Whether the sizes fit, and what is computed with it, is for others to say. Stateless.
 #pragma once
@@ -35,9 +36,11 @@ struct WrittenAttention {
   };
 
   const Value* query;
-  const Value* key;  // (.., number, key)
-  bool key_by_rows;  // (.., key, number)
+  bool query_by_columns;  // (.., number, query)
+  const Value* key;       // (.., number, key)
+  bool key_by_rows;       // (.., key, number)
   const Value* value;
+  bool value_by_columns;  // (.., number, key), and the product (.., number, query)
   // Of the norm by which rows are divided; null where they are as they are.
   const Value* least_query_norm;
   const Value* least_key_norm;

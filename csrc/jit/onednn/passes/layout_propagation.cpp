@@ -4,7 +4,8 @@
 //   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
 //
 // Such a value never meets an aten op that looks at more than its sizes, but for views, of all or
-// of a part, and padding, that only groups read in their turn, so its strides are nobody's
+// of a part (aten::reshape in the place of aten::view), and padding, that only groups read in their
+// turn, so its strides are nobody's
 // business: image-like values are channels last. Everything else leaves a group with exactly the
 // strides eager gives it. llga_group_owned tells the reader what it would have got in eager: 1
 // contiguous, 2 channels last; llga_viewed_order the same of a view: in which order its dimensions
@@ -14,9 +15,11 @@
 // llga_call_local marks the outputs that die with the call, whoever reads them. Should an op return
 // its input against its schema, that output lives on where it should not: memory is held for it, no
 // number is wrong.
+#include <ATen/ATen.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "jit/onednn/ir.h"
@@ -148,6 +151,32 @@ std::optional<Divided> joinsPixels(const Node* node) {
   return std::nullopt;
 }
 
+// Whether a view divides the last dimension into all but the first two, and may join those in front
+// of it, but the first: pixels of images, and heads with their numbers.
+bool dividesPixels(const Node* node) {
+  const auto from = sizesOf(node->input(0));
+  const auto to = sizesOf(node->output());
+  if (!from || !to || from->size() < 3 || to->size() < 4 || (*from)[0] != (*to)[0]) {
+    return false;
+  }
+  const auto product = [](auto begin, auto end) {
+    return std::accumulate(begin, end, int64_t{1}, std::multiplies<>());
+  };
+  return product(to->begin() + 2, to->end()) == from->back() &&
+         product(from->begin() + 1, from->end() - 1) == (*to)[1];
+}
+
+bool keepsSizes(const Node* node) {
+  const bool views = node->kind() == aten::view || node->kind() == aten::reshape;
+  const auto from = views ? sizesOf(node->input(0)) : std::nullopt;
+  return from && from == sizesOf(node->output());
+}
+
+// Whether it makes a view of images in either order, or images.
+bool viewsPixels(const Node* node) {
+  return joinsPixels(node).has_value() || dividesPixels(node) || keepsSizes(node);
+}
+
 // The dimension along which it takes all items, or one of them, without the dimension itself, of
 // `rank`; nothing if it does not.
 std::optional<size_t> dropsDim(const Node* node, size_t rank) {
@@ -185,8 +214,9 @@ bool makesView(const Node* node) {
     case aten::permute:
       return sizesOf(node->input(0)) && torch::jit::toIValue(node->input(1));
     case aten::flatten:
-    case aten::reshape:
       return joinsPixels(node).has_value();
+    case aten::reshape:
+      return viewsPixels(node);
     default:
       return false;
   }
@@ -228,6 +258,32 @@ bool isLookedUp(const Value* value) {
   return node != nullptr && node->kind() == torch::jit::aten::embedding;
 }
 
+// Whether a group puts a constant in the place of some numbers that may be none: likewise.
+bool mayBeReplaced(const Value* value) {
+  const auto* group = value->node();
+  if (!isFusionGroup(group) || !group->hasAttribute(torch::jit::attr::Subgraph)) {
+    return false;
+  }
+  const auto isFinite = [](const Value* from) {
+    const auto known = torch::jit::toIValue(from);
+    return known &&
+           (known->isTensor() ? at::isfinite(known->toTensor()).all().item<bool>()
+                              : known->isScalar() && std::isfinite(known->toScalar().toDouble()));
+  };
+  const auto nodes = group->g(torch::jit::attr::Subgraph)->nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [&](const Node* node) {
+    const bool chooses = node->kind() == aten::where && node->inputs().size() == 3;
+    if (!chooses && node->kind() != aten::masked_fill) {
+      return false;
+    }
+    const auto inputs = node->inputs().slice(chooses ? 1 : 2);
+    return std::any_of(inputs.begin(), inputs.end(), [&](const Value* from) {
+      const bool constant = from->node()->kind() == prim::Constant || !isTensor(from);
+      return constant && !isFinite(from);
+    });
+  });
+}
+
 bool mayLieAnyhow(const Value* value) {
   if (const auto* from = quantizedFrom(value); from != nullptr && !isFree(from)) {
     return false;
@@ -246,7 +302,7 @@ bool mayLieAnyhow(const Value* value) {
     }
     read = true;
   }
-  return read && !isLookedUp(value);
+  return read && !isLookedUp(value) && !mayBeReplaced(value);
 }
 
 bool isChannelsLast(const Value* value) {
@@ -308,7 +364,7 @@ std::vector<int64_t> orderInEager(const Value* value) {
     node = listed ? node->input()->node() : node;
     order = orderInEager(node->input(0));
   }
-  if (order.empty() || keepsOrder(node)) {
+  if (order.empty() || keepsOrder(node) || keepsSizes(node)) {
     return order;
   }
   if (const auto dropped = dropsDim(node, order.size())) {
@@ -340,6 +396,26 @@ std::vector<int64_t> orderInEager(const Value* value) {
     for (size_t i = 0; i < dims.size(); ++i) {
       places[c10::maybe_wrap_dim(dims[i], rank)] = static_cast<int64_t>(i);
     }
+  } else if (!joinsPixels(node)) {  // the last one is divided; those that become one likewise
+    const auto last = rank - 1;
+    std::vector<int64_t> channels(order.size() - 2);
+    std::iota(channels.begin(), channels.end(), 1);
+    const auto all = static_cast<int64_t>(sizesOf(node->output())->size());
+    std::vector<int64_t> divided(static_cast<size_t>(all));
+    std::iota(divided.begin(), divided.end(), 0);
+    if (std::search(order.begin(), order.end(), channels.begin(), channels.end()) != order.end()) {
+      divided.clear();
+      for (const auto dim : order) {
+        if (dim == last) {
+          for (int64_t pixels = 2; pixels < all; ++pixels) {
+            divided.push_back(pixels);
+          }
+        } else if (dim < 2) {  // the images, and the first one of those
+          divided.push_back(dim);
+        }
+      }
+    }
+    return divided;
   } else {  // the last ones become one: where they do not lie side by side, in a copy
     constexpr size_t kJoined = 2;
     std::vector<int64_t> last(order.size() - kJoined);
@@ -379,6 +455,29 @@ Value* beforeCopy(const Node* group, size_t i) {
       format && format->isInt() && format->toMemoryFormat() == at::MemoryFormat::Contiguous;
   auto* source = copy->input(0);
   return rows && (isChannelsLast(source) || holdsPixels(source)) ? source : nullptr;
+}
+
+// Whether it is what a group gives, or a view of it.
+bool comesFromGroup(const Value* value) {
+  const auto* node = value->node();
+  return isFusionGroup(node) ||
+         (!node->inputs().empty() && makesView(node) && comesFromGroup(node->input(0)));
+}
+
+// A view of what may lie in another order than in eager may be a copy, in the place of an error.
+void allowCopies(const GraphPtr& graph) {
+  walk(graph->block(), [](Node* view) {
+    if (view->kind() != aten::view || !isTensor(view->input(0)) ||
+        view->input(1)->type()->kind() != c10::TypeKind::ListType || !viewsPixels(view) ||
+        !comesFromGroup(view->input(0))) {
+      return;
+    }
+    auto* reshape = view->owningGraph()->create(aten::reshape, view->inputs());
+    reshape->insertBefore(view)->copyMetadata(view);
+    reshape->output()->setType(view->output()->type());
+    view->output()->replaceAllUsesWith(reshape->output());
+    view->destroy();
+  });
 }
 
 template <typename Function>
@@ -454,6 +553,7 @@ void mark(Node* group) {
 }  // namespace
 
 void propagateLayout(const GraphPtr& graph) {
+  allowCopies(graph);
   CopyDropper dropper(graph);
   forEachGroup(graph->block(), [&](Node* group) { dropper.run(group); });
   forEachGroup(graph->block(), mark);

@@ -265,25 +265,6 @@ float prepare(const Head<T, R>& head, int64_t query, int64_t first_key, const Ro
   return largestOf(largest);
 }
 
-// exp(x) of differences, none of which is more than 0; 0 for the least ones.
-#if LLGA_VECTOR_WIDTH == 16
-Vector expOfDifference(Vector x) {
-  const Vector power = x * 1.44269504F;
-  const auto there = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126), _CMP_NLT_UQ);  // NaN is
-  const Vector whole = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const Vector rest = power - whole;
-  // Of the least largest relative error, 8e-8.
-  Vector of_rest = 1.32116035e-3F * rest + 9.67129319e-3F;
-  of_rest = of_rest * rest + 5.55090006e-2F;
-  of_rest = of_rest * rest + 2.40222529e-1F;
-  of_rest = of_rest * rest + 6.93146884e-1F;
-  of_rest = of_rest * rest + 1.0F;
-  return _mm512_maskz_scalef_ps(there, of_rest, whole);
-}
-#else
-Vector expOfDifference(Vector x) { return x < -87.0F ? Vector{} : expOf(x); }
-#endif
-
 // exp(score - largest), written over the scores. Returns their sum. Where all are -inf, it is that
 // of no key.
 template <typename P>

@@ -158,6 +158,8 @@ at::Tensor numbered(const Shape& sizes, const Shape& strides) {
 constexpr const char* kApart =
     "rows whose numbers do not lie together, or heads that do not lie alike";
 
+constexpr const char* kDifferent = "query, key and value have different data types";
+
 // (batch, head, row, number) at these positions, negative ones for rows that are not there. Nothing
 // where numbers of a row do not lie together, or heads not as far apart in all rows.
 std::optional<Attention::Place> placeOf(const at::Tensor& positions) {
@@ -254,16 +256,62 @@ class Finder {
     if (rows && isFoldable(sizes, strides)) {
       return strides;
     }
-    copied_.push_back(value);
-    return c10::TensorType::contiguousStridesOf(sizes);
+    return copiedTo(value, c10::TensorType::contiguousStridesOf(sizes));
+  }
+
+  Shape copiedTo(const Value* value, Shape strides) {
+    copied_.insert_or_assign(value, strides);
+    return strides;
   }
 
   Operand4 operand(const Value* value, at::ScalarType dtype) {
     if (factsOf(value).dtype != dtype) {
-      refuse("query, key and value have different data types");
+      refuse(kDifferent);
     }
     return isMoved(value) ? moved(value, /*transposed=*/false)
                           : described(value, rowStrides(value));
+  }
+
+  // Of what lies by columns, (.., number, row), or is to be taken so: by rows.
+  Operand4 operandOfColumns(const Value* value, at::ScalarType dtype) {
+    if (factsOf(value).dtype != dtype) {
+      refuse(kDifferent);
+    }
+    auto found =
+        isMoved(value) ? moved(value, /*transposed=*/true) : described(value, columnStrides(value));
+    std::swap(found.sizes[2], found.sizes[3]);
+    if (found.source == nullptr) {
+      std::swap(found.strides[2], found.strides[3]);
+    }
+    return found;
+  }
+
+  // Strides of columns whose numbers lie together: the value's, or those of a copy.
+  Shape columnStrides(const Value* value) {
+    auto sizes = sizesOf(value);
+    const auto strides = stridesOf(value);
+    const auto rank = sizes.size();
+    if (rank < 2) {
+      return strides;
+    }
+    const bool columns = strides[rank - 2] == 1 || sizes[rank - 2] == 1;
+    return columns && isFoldable(sizes, strides) ? strides : copiedTo(value, byColumns(sizes));
+  }
+
+  // Dense ones of (.., number, row), where the numbers of a row lie together.
+  static Shape byColumns(Shape sizes) {
+    std::swap(sizes.end()[-1], sizes.end()[-2]);
+    auto strides = c10::TensorType::contiguousStridesOf(sizes);
+    std::swap(strides.end()[-1], strides.end()[-2]);
+    return strides;
+  }
+
+  // Dense ones of (first, .., last) that lie as (first, last, ..).
+  static Shape byPixel(Shape sizes) {
+    std::rotate(sizes.begin() + 1, sizes.end() - 1, sizes.end());
+    auto strides = c10::TensorType::contiguousStridesOf(sizes);
+    std::rotate(strides.begin() + 1, strides.begin() + 2, strides.end());
+    return strides;
   }
 
   // Whether the group moves numbers to make it.
@@ -303,14 +351,25 @@ class Finder {
     return stack.at(0).toTensor();
   }
 
-  // Places the rows of `product` in a result that is made of them by moves: in eager's order, or,
-  // where their numbers do not lie together in images, in channels last.
-  void placeIn(FoundAttention& found, const Value* product) const {
+  // Places the rows of `product`, or its columns, in a result that is made of them by moves, or is
+  // that: in eager's order, or, where their numbers do not lie together in images, in channels
+  // last, or with all dimensions between the first and the last one inside of that: pixels of which
+  // each has its channels, those of all heads; or by rows.
+  void placeIn(FoundAttention& found, const Value* product, bool columns = false) const {
     const auto sizes = sizesOf(found.result);
-    auto place = placeIn(found.result, product, found.result_strides);
+    auto place = placeIn(found.result, product, columns, found.result_strides);
+    const auto tryAs = [&](Shape strides) {
+      found.result_strides = std::move(strides);
+      place = placeIn(found.result, product, columns, found.result_strides);
+    };
     if (!place && sizes.size() == kRank) {
-      found.result_strides = channelsLastStrides(sizes);
-      place = placeIn(found.result, product, found.result_strides);
+      tryAs(channelsLastStrides(sizes));
+    }
+    if (!place && columns && sizes.size() > 1) {
+      tryAs(byPixel(sizes));
+    }
+    if (!place && columns) {
+      tryAs(c10::TensorType::contiguousStridesOf(sizes));
     }
     if (!place) {
       refuse(kApart);
@@ -318,7 +377,7 @@ class Finder {
     found.kernel.result = std::move(*place);
   }
 
-  std::optional<Attention::Place> placeIn(const Value* result, const Value* product,
+  std::optional<Attention::Place> placeIn(const Value* result, const Value* product, bool columns,
                                           const Shape& strides) const {
     const auto places = numbered(sizesOf(result), strides).flatten();
     if (places.numel() > 0 && places.max().item<int64_t>() >= places.numel()) {
@@ -343,7 +402,8 @@ class Finder {
     if (positions.ge(0).sum().item<int64_t>() != targets.numel()) {
       refuse("a result that has numbers twice");
     }
-    return placeOf(padded(positions.view(sizes)));
+    positions = positions.view(sizes);
+    return placeOf(padded(columns ? positions.transpose(-1, -2) : positions));
   }
 
   static const Value* sourceOf(const Value* operand, const Operand4& found) {
@@ -454,7 +514,7 @@ class Finder {
 
   const Facts& facts_;
   const CompileRequest* request_;
-  std::vector<const Value*> copied_;
+  std::map<const Value*, Shape> copied_;
 };
 
 // aten::scaled_dot_product_attention.
@@ -557,9 +617,11 @@ class WrittenFinder : Finder {
 
   FoundAttention find() {
     const auto dtype = dtypeOf(written_.query, written_.result);
-    const auto q = operand(written_.query, dtype);
-    const auto [k, across] = keys(dtype);
-    const auto v = operand(written_.value, dtype);
+    const auto q = written_.query_by_columns ? operandOfColumns(written_.query, dtype)
+                                             : operand(written_.query, dtype);
+    const auto [k, across] = keys(dtype, q.sizes[2]);
+    const auto v = written_.value_by_columns ? operandOfColumns(written_.value, dtype)
+                                             : operand(written_.value, dtype);
     FoundAttention found{
         kernelFor(dtype, q, k, v),
         sourceOf(written_.query, q),
@@ -596,18 +658,22 @@ class WrittenFinder : Finder {
   }
 
  private:
-  // (batch, head, number, key): by keys, and whether a key's numbers lie apart.
-  std::pair<Operand4, bool> keys(at::ScalarType dtype) {
+  // (batch, head, number, key): by keys, and whether a key's numbers lie apart. Instructions for
+  // bfloat16 want them together, which for one query alone is not worth a copy.
+  std::pair<Operand4, bool> keys(at::ScalarType dtype, int64_t queries) {
     if (written_.key_by_rows) {
       return {operand(written_.key, dtype), false};
     }
     if (factsOf(written_.key).dtype != dtype) {
-      refuse("query, key and value have different data types");
+      refuse(kDifferent);
     }
     if (isMoved(written_.key)) {
       auto k = moved(written_.key, /*transposed=*/true);
       std::swap(k.sizes[2], k.sizes[3]);
       return {k, false};
+    }
+    if (dtype == at::kBFloat16 && usesAvx512Bf16() && queries > 1 && request_ != nullptr) {
+      return {operandOfColumns(written_.key, dtype), false};
     }
     auto strides = stridesOf(written_.key);
     const bool apart = !isFoldable(sizesOf(written_.key), strides);
@@ -655,9 +721,13 @@ class WrittenFinder : Finder {
     if (request_ != nullptr) {
       found.result_strides = *factsOf(found.result).strides;
     }
-    if (found.result != written_.result) {
-      placeIn(found, written_.product);
+    const bool columns = written_.value_by_columns;
+    if (found.result != written_.result || (columns && request_ != nullptr)) {
+      placeIn(found, written_.product, columns);
       return;
+    }
+    if (columns) {
+      return;  // wherever they will lie
     }
     if (written_.result == written_.product) {
       const auto strides =

@@ -4,6 +4,10 @@
 // is read once.
 #pragma once
 
+#include <map>
+#include <optional>
+#include <vector>
+
 #include "jit/onednn/runtime/attention.h"
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/written_attention.h"
@@ -46,7 +50,7 @@ struct FoundAttention {
   const Value* key;
   const Value* value;
   std::vector<const Value*> masks;
-  std::vector<const Value*> copied;  // of all these: the kernel takes them by rows
+  std::map<const Value*, std::vector<int64_t>> copied;  // of all these, to memory of such strides
   std::vector<Factor> factors;
   const Value* result;
   std::vector<int64_t> result_strides = {};  // that the kernel writes

@@ -82,6 +82,26 @@ bool isByChannel(const Shape& sizes, size_t rank) {
 
 bool isPointwise(const OpSpec& op) { return functionOf(op).has_value(); }
 
+bool isLink(const OpSpec& op) {
+  const auto isFloating = [](const Operand& operand) {
+    return operand.dtype == at::kFloat || operand.dtype == at::kBFloat16;
+  };
+  const auto& data = op.inputs()[0];
+  switch (op.kind()) {
+    case OpKind::TypeCast:
+      return isFloating(data) && isFloating(op.outputs()[0]);
+    case OpKind::SoftMax:
+    case OpKind::LogSoftmax: {
+      const auto axis = op.get_attr<int64_t>(Attr::axis);
+      return isFloating(data) && (axis == -1 || axis + 1 == data.rank());
+    }
+    default:
+      return isPointwise(op) && isFloating(op.outputs()[0]);
+  }
+}
+
+bool isOnlyOurs(const OpSpec& op) { return op.kind() == OpKind::Select; }
+
 std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& graph,
                                         const std::unordered_map<size_t, size_t>& group_outputs) {
   constexpr size_t kMostValues = 24;
@@ -106,12 +126,11 @@ std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& grap
     }
   }
   for (const auto* op : ops) {
-    const auto function = functionOf(*op);
     const auto& result = op->outputs()[0];
-    if (!function || op->outputs().size() != 1 || !isComputed(result)) {
+    if (op->outputs().size() != 1 || !isLink(*op)) {
       return std::nullopt;
     }
-    PointwiseChain::Instruction instruction{*function, {}};
+    PointwiseChain::Instruction instruction{functionOf(*op), {}, op->kind() == OpKind::LogSoftmax};
     for (const auto i : c10::irange(op->inputs().size())) {
       const auto value = values.find(op->inputs()[i].id);
       if (value == values.end()) {
@@ -119,14 +138,19 @@ std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& grap
       }
       instruction.from.at(i) = value->second;
     }
-    const auto value = found.data.size() + found.chain.instructions.size();
+    auto value = found.data.size() + found.chain.instructions.size();
+    if (op->kind() == OpKind::TypeCast) {
+      value = instruction.from[0];
+    } else {
+      found.chain.instructions.push_back(instruction);
+    }
     values.emplace(result.id, value);
-    found.chain.instructions.push_back(instruction);
     const bool is_read = std::any_of(graph.ops.begin(), graph.ops.end(), [&](const OpSpec& other) {
       return isReadBy(other, result.id) && std::find(ops.begin(), ops.end(), &other) == ops.end();
     });
     if (is_read || group_outputs.count(result.id) != 0) {
-      if (!result.sizes || (!found.results.empty() && found.results[0].sizes != result.sizes)) {
+      if (!result.sizes || value < found.data.size() ||
+          (!found.results.empty() && found.results[0].sizes != result.sizes)) {
         return std::nullopt;
       }
       found.results.push_back(result);
@@ -138,6 +162,13 @@ std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& grap
   }
   found.chain.sizes = *found.results[0].sizes;
   const auto& sizes = found.chain.sizes;
+  constexpr int64_t kMostInRow = 1 << 16;  // what a thread has of a value fits into its cache
+  for (const auto* op : ops) {
+    const bool softmax = op->kind() == OpKind::SoftMax || op->kind() == OpKind::LogSoftmax;
+    if (softmax && (op->inputs()[0].sizes != sizes || sizes.empty() || sizes.back() > kMostInRow)) {
+      return std::nullopt;
+    }
+  }
   const bool broadcast =
       std::all_of(found.data.begin(), found.data.end(), [&](const Operand& from) {
         const auto& own = *from.sizes;
@@ -180,8 +211,9 @@ bool isFastPointwise(const FoundPointwise& found, bool whole) {
   constexpr size_t kMostFunctions = 4;
   constexpr int64_t kFew = 1 << 12;  // numbers, of which the call takes most of the time
   const auto functions = found.chain.instructions.size();
-  return functions <= kMostFunctions &&
-         ((whole && functions > 1) || c10::multiply_integers(found.chain.sizes) <= kFew);
+  return found.chain.readsRows() ||
+         (functions <= kMostFunctions &&
+          ((whole && functions > 1) || c10::multiply_integers(found.chain.sizes) <= kFew));
 }
 
 bool gathersMuch(const PointwiseChain& arranged) {

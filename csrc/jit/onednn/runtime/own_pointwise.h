@@ -16,6 +16,13 @@ namespace llga {
 // Whether this is one of the functions.
 bool isPointwise(const OpSpec& op);
 
+// Whether a chain may have it: one of the functions, a softmax over the last dimension or its
+// logarithm, or a cast between float32 and bfloat16.
+bool isLink(const OpSpec& op);
+
+// Whether oneDNN has no kernel for it but as a part of attention.
+bool isOnlyOurs(const OpSpec& op);
+
 struct FoundPointwise {
   std::vector<Operand> data;
   std::vector<Operand> results;  // all of the same sizes
@@ -23,8 +30,8 @@ struct FoundPointwise {
   PointwiseChain chain;
 };
 
-// Of partitions that compute pointwise functions of float32 or bfloat16 data alone; nothing for
-// others. `group_outputs`: index by value.
+// Of ops that are links, of float32 or bfloat16 data; nothing for others. Values in between are
+// not rounded to bfloat16. `group_outputs`: index by value.
 std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& graph,
                                         const std::unordered_map<size_t, size_t>& group_outputs);
 
@@ -36,9 +43,9 @@ Shape broadcastStrides(const Shape& sizes, const Shape& strides, const Shape& to
 bool isSlowPointwise(const FoundPointwise& found, const std::vector<Layout>& data,
                      const Shape& strides);
 
-// Whether our own kernel takes less time, whatever the layouts: for few numbers, and for a whole
-// group, which has no inputs to look for NaN in then. Of many functions oneDNN keeps the values in
-// registers, and is faster.
+// Whether our own kernel takes less time, whatever the layouts: with a softmax, for few numbers,
+// and for a whole group, which has no inputs to look for NaN in then. Of many functions oneDNN
+// keeps the values in registers, and is faster.
 bool isFastPointwise(const FoundPointwise& found, bool whole);
 
 // Whether many numbers would be read one by one, as of images in another order than the results:

@@ -725,7 +725,8 @@ class OwnSteps {
     }
     strides = canonicalStrides(sizes, *strides);
     const bool whole = ops.size() == draft_.lowered.ops.size();
-    if (!isFastPointwise(*found, whole) && !isSlowPointwise(*found, layouts, *strides)) {
+    const bool only = holdsOnlyOurs(ops);
+    if (!only && !isFastPointwise(*found, whole) && !isSlowPointwise(*found, layouts, *strides)) {
       return false;
     }
     for (const auto i : c10::irange(found->results.size())) {
@@ -741,7 +742,7 @@ class OwnSteps {
                                          : broadcastStrides(own, layouts[i].get_strides(), sizes);
     }
     const auto chain = found->chain.arranged();
-    if (!chain || gathersMuch(*chain)) {
+    if (!chain || (!only && gathersMuch(*chain))) {
       return false;
     }
     Plan::Step step;
@@ -756,19 +757,44 @@ class OwnSteps {
     if (const auto over = chain->mayOverwrite()) {
       draft_.inplace.insert_or_assign(found->results[0].id, found->data[*over].id);
     }
+    const bool softmax = chain->readsRows();
     step.kernel = {[chain = *chain](auto from, auto to) { chain.run(from.data(), to.data()); },
-                   "pointwise", "llga_pointwise"};
+                   softmax ? "softmax" : "pointwise", softmax ? "llga_softmax" : "llga_pointwise"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }
 
-  // One step for a whole group that is such a chain.
+  static bool holdsOnlyOurs(const Ops& ops) {
+    return std::any_of(ops.begin(), ops.end(), [](const OpSpec* op) { return isOnlyOurs(*op); });
+  }
+
+  // One step for a whole group that is such a chain. Of what oneDNN has no kernel for, several, one
+  // for those in a row whose results have the same sizes.
   bool wholePointwise() {
-    if (!pointwise(opsOf(draft_.lowered))) {
-      return false;
+    const auto ops = opsOf(draft_.lowered);
+    if (!pointwise(ops)) {
+      const auto isLink = [](const OpSpec* op) { return llga::isLink(*op); };
+      if (!holdsOnlyOurs(ops) || !std::all_of(ops.begin(), ops.end(), isLink)) {
+        return false;
+      }
+      Ops row;
+      for (const auto* op : ops) {
+        if (!row.empty() && row.back()->outputs()[0].sizes != op->outputs()[0].sizes) {
+          requirePointwise(row);
+          row.clear();
+        }
+        row.push_back(op);
+      }
+      requirePointwise(row);
     }
     draft_.plan->takes_non_finite = true;
     return true;
+  }
+
+  void requirePointwise(const Ops& ops) {
+    if (!pointwise(ops)) {
+      throw CompileError{"our kernel does not take pointwise functions of such layouts"};
+    }
   }
 
   static bool isNarrow(const Layout& layout) { return layout.get_data_type() == DataType::bf16; }
@@ -1465,8 +1491,15 @@ class OwnSteps {
   void attention(const FoundAttention& found) {
     Plan::Step step;
     const auto bind = [&](const Value* value) {
-      const bool apart = std::count(found.copied.begin(), found.copied.end(), value) != 0;
-      step.inputs.push_back(apart ? copied(located(value), value) : located(value));
+      const auto from = located(value);
+      const auto copy = found.copied.find(value);
+      if (copy == found.copied.end()) {
+        step.inputs.push_back(from);
+        return;
+      }
+      const auto type = *draft_.request.facts->tensor(value).dtype;
+      const auto to = strided(value->unique(), type, from.second.get_dims(), copy->second);
+      step.inputs.push_back(copied(from, to, type));
     };
     bind(found.query);
     bind(found.key);

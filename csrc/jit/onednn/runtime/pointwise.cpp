@@ -72,6 +72,10 @@ std::optional<PointwiseChain> PointwiseChain::arranged() const {
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return first[a] > first[b]; });
+  const bool rows = readsRows();
+  if (rows && (order.empty() || order.back() + 1 != sizes.size())) {
+    return std::nullopt;
+  }
   auto arranged = *this;
   arranged.sizes.clear();
   for (auto& port : ports) {
@@ -82,7 +86,7 @@ std::optional<PointwiseChain> PointwiseChain::arranged() const {
   };
   for (const auto dim : order) {
     const auto size = sizes[dim];
-    bool merges = !arranged.sizes.empty();
+    bool merges = !arranged.sizes.empty() && !(rows && dim == order.back());
     for (const auto i : c10::irange(ports.size())) {
       merges = merges && ports[i].strides.back() == size * strideOf(i, dim);
     }
@@ -116,6 +120,11 @@ std::optional<PointwiseChain> PointwiseChain::arranged() const {
     }
   }
   return arranged;
+}
+
+bool PointwiseChain::readsRows() const {
+  return std::any_of(instructions.begin(), instructions.end(),
+                     [](const Instruction& one) { return !one.pointwise; });
 }
 
 std::optional<size_t> PointwiseChain::mayOverwrite() const {
@@ -167,12 +176,16 @@ class PointwiseChain::Strip {
     for (const auto i : c10::irange(chain_.instructions.size())) {
       const auto value = chain_.data.size() + i;
       auto* result = buffer(value);
-      if (const auto k = resultOf(value); k && isWhole(chain_.results[*k].port, sizes)) {
+      if (const auto k = wholeResultOf(value, sizes)) {
         result = static_cast<float*>(to_[*k]) + offset(chain_.results[*k].port);
       }
-      const auto& [pointwise, operands] = chain_.instructions[i];
-      kernels().compute(pointwise, values_[operands[0]], values_[operands[1]], values_[operands[2]],
-                        rows * columns, result);
+      const auto& [pointwise, operands, logarithm] = chain_.instructions[i];
+      if (pointwise) {
+        kernels().compute(*pointwise, values_[operands[0]], values_[operands[1]],
+                          values_[operands[2]], rows * columns, result);
+      } else {
+        kernels().softmaxOfEachRow(values_[operands[0]], rows, columns, logarithm, result);
+      }
       values_[value] = result;
     }
     for (const auto k : c10::irange(chain_.results.size())) {
@@ -197,9 +210,10 @@ class PointwiseChain::Strip {
     return memory_.data() + static_cast<int64_t>(value) * (most_ + kBetween);
   }
 
-  std::optional<size_t> resultOf(size_t value) const {
+  // The result that the value may be written to at once.
+  std::optional<size_t> wholeResultOf(size_t value, const std::array<int64_t, 2>& sizes) const {
     for (const auto k : c10::irange(chain_.results.size())) {
-      if (chain_.results[k].value == value) {
+      if (chain_.results[k].value == value && isWhole(chain_.results[k].port, sizes)) {
         return k;
       }
     }
@@ -220,7 +234,12 @@ class PointwiseChain::Strip {
     if (isWhole(port, sizes)) {
       values_[i] = static_cast<const float*>(from_[i]) + offset;
     } else if (port.dtype == at::kBool) {
-      gatherRows<bool>(from_[i], sizes, strides, offset, to);
+      if (strides[1] == 1) {
+        kernels().widenRowsOfBytes(static_cast<const uint8_t*>(from_[i]) + offset, sizes[0],
+                                   sizes[1], strides[0], to);
+      } else {
+        gatherRows<bool>(from_[i], sizes, strides, offset, to);
+      }
     } else if (port.dtype == at::kBFloat16) {
       if (strides[1] == 1) {
         kernels().widenRows(static_cast<const Bfloat16*>(from_[i]) + offset, sizes[0], sizes[1],
@@ -231,6 +250,9 @@ class PointwiseChain::Strip {
     } else if (strides[1] == 1) {
       kernels().copyRows(static_cast<const float*>(from_[i]) + offset, sizes[0], sizes[1],
                          strides[0], to, sizes[1]);
+    } else if (strides[1] == 0) {
+      kernels().repeatInRows(static_cast<const float*>(from_[i]) + offset, sizes[0], sizes[1],
+                             strides[0], to);
     } else {
       gatherRows<float>(from_[i], sizes, strides, offset, to);
     }
@@ -246,9 +268,10 @@ class PointwiseChain::Strip {
 
 void PointwiseChain::run(const void* const* from, void* const* to) const {
   constexpr int64_t kForOne = 1 << 15;  // functions of numbers that are not worth a second thread
-  const auto strip = stripOf(data.size() + instructions.size());
   const auto rows = sizes.end()[-2];
   const auto columns = sizes.end()[-1];
+  const auto least = readsRows() ? columns : 1;
+  const auto strip = std::max(least, stripOf(data.size() + instructions.size()));
   const auto wide = std::min(columns, strip);
   const auto high = rowsOf(strip, columns);
   const auto across = at::ceil_div(columns, wide);

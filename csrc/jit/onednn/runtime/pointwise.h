@@ -3,6 +3,8 @@
 //
 //   results[k][i] = f_k(data[0][i], data[1][i], ...)
 //
+// and of softmaxes over the last dimension between them.
+//
 // oneDNN has a reference kernel where an operand is broadcast over the last dimension, or the data
 // lies neither by rows nor channels last.
 #pragma once
@@ -29,8 +31,9 @@ struct PointwiseChain {
 
   // Its result is the value with the number of the data plus its own.
   struct Instruction {
-    vector_loops::Pointwise pointwise;
+    std::optional<vector_loops::Pointwise> pointwise;  // nothing: the softmax of each row
     std::array<size_t, 3> from;  // values, as many as the function has; the others are any
+    bool logarithm = false;      // of the softmax
   };
 
   struct Result {
@@ -44,7 +47,8 @@ struct PointwiseChain {
   std::vector<Result> results;
 
   // In the order in which the first result lies in memory, with as few dimensions as that takes,
-  // and two at least. Nothing if numbers of a result do not lie side by side.
+  // and two at least; where there is a softmax, its dimension is the last one. Nothing if numbers
+  // of a result do not lie side by side.
   std::optional<PointwiseChain> arranged() const;
 
   // Data whose memory the result, if there is but one, may take; nothing if there is none such.
@@ -53,6 +57,9 @@ struct PointwiseChain {
   // Only what is arranged. Results are dense and overlap nothing else, but for the data above.
   // Needs AVX2 and FMA.
   void run(const void* const* from, void* const* to) const;
+
+  // Whether there is a softmax.
+  bool readsRows() const;
 
  private:
   class Strip;

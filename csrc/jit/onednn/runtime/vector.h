@@ -8,6 +8,8 @@
 // and ?: of these vectors go number by number.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstdint>
 
 #include "jit/onednn/runtime/bfloat16.h"
@@ -94,9 +96,18 @@ LLGA_VECTOR_INLINE void storeFirst(Bfloat16* to, Vector x, int64_t count) {
 }
 #endif
 
+// The greater, or the lesser, of two numbers: b where one of them is NaN.
+#if LLGA_VECTOR_WIDTH == 16
+LLGA_VECTOR_INLINE Vector maxOrSecond(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+LLGA_VECTOR_INLINE Vector minOrSecond(Vector a, Vector b) { return _mm512_min_ps(a, b); }
+#else
+LLGA_VECTOR_INLINE Vector maxOrSecond(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+LLGA_VECTOR_INLINE Vector minOrSecond(Vector a, Vector b) { return _mm256_min_ps(a, b); }
+#endif
+
+// NaN stays NaN.
 LLGA_VECTOR_INLINE Vector between(float least, Vector x, float most) {
-  const Vector low = x < least ? Vector{} + least : x;  // NaN stays NaN
-  return low > most ? Vector{} + most : low;
+  return minOrSecond(Vector{} + most, maxOrSecond(Vector{} + least, x));
 }
 
 // x = exponent * log(2) + rest, |rest| <= log(2) / 2.
@@ -130,6 +141,25 @@ LLGA_VECTOR_INLINE Vector expOf(Vector x) {
   const auto [power, rest] = reduce(between(-87.0F, x, 89.0F));
   return power * (expm1OfRest(rest) + 1.0F);
 }
+
+// exp(x) of differences, none of which is more than 0; 0 for the least ones.
+#if LLGA_VECTOR_WIDTH == 16
+LLGA_VECTOR_INLINE Vector expOfDifference(Vector x) {
+  const Vector power = x * 1.44269504F;
+  const auto there = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126), _CMP_NLT_UQ);  // NaN is
+  const Vector whole = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vector rest = power - whole;
+  // Of the least largest relative error, 8e-8.
+  Vector of_rest = 1.32116035e-3F * rest + 9.67129319e-3F;
+  of_rest = of_rest * rest + 5.55090006e-2F;
+  of_rest = of_rest * rest + 2.40222529e-1F;
+  of_rest = of_rest * rest + 6.93146884e-1F;
+  of_rest = of_rest * rest + 1.0F;
+  return _mm512_maskz_scalef_ps(there, of_rest, whole);
+}
+#else
+LLGA_VECTOR_INLINE Vector expOfDifference(Vector x) { return x < -87.0F ? Vector{} : expOf(x); }
+#endif
 
 }  // namespace
 }  // namespace llga

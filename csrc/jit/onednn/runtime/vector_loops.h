@@ -131,6 +131,14 @@ struct Kernels {
                      int64_t stride);
   // And back: rows that are `stride` numbers apart to rows one behind the other.
   void (*widenRows)(const Bfloat16* from, int64_t rows, int64_t columns, int64_t stride, float* to);
+  // Likewise of booleans, as 0 and 1.
+  void (*widenRowsOfBytes)(const uint8_t* from, int64_t rows, int64_t columns, int64_t stride,
+                           float* to);
+
+  // to[r][.] = the softmax of from[r][.], or its logarithm; `to` may be `from`. Of one number at
+  // least.
+  void (*softmaxOfEachRow)(const float* from, int64_t rows, int64_t columns, bool logarithm,
+                           float* to);
 
   // to[r][.] = from[r][.] / sqrt(mean of the squares of from[r][.] + epsilon) * weight[.]; `weight`
   // may be null, `to` may be `from`.
@@ -181,6 +189,10 @@ struct Kernels {
   // Of any numbers of 32 bits, or pairs of 16; strides from row to row.
   void (*copyRows)(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
                    int64_t stride);
+
+  // to[r][.] = from[r]; stride from one to the next
+  void (*repeatInRows)(const float* from, int64_t rows, int64_t columns, int64_t from_stride,
+                       float* to);
 
   // to[i] = the function of a[i], b[i] and c[i], as many as it has; `to` may be one of them.
   void (*compute)(const Pointwise& pointwise, const float* a, const float* b, const float* c,

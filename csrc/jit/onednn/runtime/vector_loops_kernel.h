@@ -427,6 +427,13 @@ void copyRows(const float* from, int64_t rows, int64_t columns, int64_t from_str
   }
 }
 
+void repeatInRows(const float* from, int64_t rows, int64_t columns, int64_t from_stride,
+                  float* to) {
+  for (; rows > 0; --rows, from += from_stride, to += columns) {
+    computeEach(columns, to, [x = *from]() -> Vector { return Vector{} + x; });
+  }
+}
+
 // Strides from row to row.
 template <typename From, typename To>
 void convertRows(const From* from, int64_t rows, int64_t columns, int64_t from_stride, To* to,
@@ -449,6 +456,11 @@ void narrowRows(const float* from, int64_t rows, int64_t columns, Bfloat16* to, 
 }
 
 void widenRows(const Bfloat16* from, int64_t rows, int64_t columns, int64_t stride, float* to) {
+  convertRows(from, rows, columns, stride, to, columns);
+}
+
+void widenRowsOfBytes(const uint8_t* from, int64_t rows, int64_t columns, int64_t stride,
+                      float* to) {
   convertRows(from, rows, columns, stride, to, columns);
 }
 
@@ -560,18 +572,72 @@ void softmaxOfColumns(const T* from, T* to, const SoftmaxOfColumns& softmax) {
     }
     Vector total[n] = {};
     addRows(rows, total,
-            [&](int64_t row, int64_t v) { return wholeExpOf(load(row, v) - most[v]); });
+            [&](int64_t row, int64_t v) { return expOfDifference(load(row, v) - most[v]); });
     for (int64_t v = 0; v < n; ++v) {
       total[v] = softmax.logarithm ? logOf(total[v]) : 1.0F / total[v];
     }
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t v = 0; v < n; ++v) {
         const Vector x = load(row, v) - most[v];
-        const Vector result = softmax.logarithm ? x - total[v] : wholeExpOf(x) * total[v];
+        const Vector result = softmax.logarithm ? x - total[v] : expOfDifference(x) * total[v];
         storeUpTo(to + row * softmax.stride + c + v * kWidth, result, first);
       }
     }
   });
+}
+
+// The greatest one; NaN only where all are.
+float greatestOf(const float* from, int64_t count) {
+  if (count < kWidth) {
+    float most = from[0];
+    for (int64_t i = 1; i < count; ++i) {
+      most = from[i] > most || most != most ? from[i] : most;
+    }
+    return most;
+  }
+  Vector even = loadVector(from + count - kWidth);
+  Vector odd = even;
+  int64_t i = 0;
+  for (; i + 2 * kWidth <= count; i += 2 * kWidth) {
+    even = maxOrSecond(loadVector(from + i), even);
+    odd = maxOrSecond(loadVector(from + i + kWidth), odd);
+  }
+  if (i + kWidth <= count) {
+    even = maxOrSecond(loadVector(from + i), even);
+  }
+  return reduced(maxOrSecond(even, odd), maxOrSecond);
+}
+
+void softmaxOfEachRow(const float* from, int64_t rows, int64_t columns, bool logarithm, float* to) {
+  for (; rows > 0; --rows, from += columns, to += columns) {
+    const auto most = greatestOf(from, columns);
+    Vector sum{};
+    int64_t c = 0;
+    for (; c + kWidth <= columns; c += kWidth) {
+      const Vector e = expOfDifference(loadVector(from + c) - most);
+      if (!logarithm) {
+        storeVector(to + c, e);
+      }
+      sum += e;
+    }
+    if (c < columns) {
+      const auto rest = columns - c;
+      float last[kWidth] = {};
+      storeFirst(last, expOfDifference(loadFirst(from + c, rest) - most), rest);
+      sum += loadVector(last);
+      if (!logarithm) {
+        storeFirst(to + c, loadVector(last), rest);
+      }
+    }
+    const auto total = sumOf(sum);
+    if (logarithm) {
+      const auto log = __builtin_logf(total);
+      computeEach(columns, to, [=](Vector x) -> Vector { return (x - most) - log; }, from);
+    } else {
+      const auto factor = 1.0F / total;
+      computeEach(columns, to, [=](Vector x) -> Vector { return x * factor; }, to);
+    }
+  }
 }
 
 // By numbers that the compiler knows, so that it shuffles vectors.
@@ -714,6 +780,8 @@ constexpr Kernels kKernels{kFunctions<float>,
                            kFunctions<Bfloat16>,
                            narrowRows,
                            widenRows,
+                           widenRowsOfBytes,
+                           softmaxOfEachRow,
                            normalizeEachRow<float, float>,
                            normalizeEachRow<Bfloat16, Bfloat16>,
                            normalizeEachRow<float, Bfloat16>,
@@ -731,6 +799,7 @@ constexpr Kernels kKernels{kFunctions<float>,
                            toBytes,
                            sumOfBytes,
                            copyRows,
+                           repeatInRows,
                            compute,
                            add,
                            interleave,
