@@ -25,11 +25,11 @@ from util import (
     autocast_bf16,
     check,
     fused_graph,
-    has_own_kernels,
     fuses,
     has_matrix_units,
     has_narrow_products,
     has_own_attention,
+    has_own_kernels,
     net,
     walk,
 )

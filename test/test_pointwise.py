@@ -183,7 +183,7 @@ def test_links(case: str, columns: int, dtype: torch.dtype) -> None:
 
 
 def test_links_that_go_round_another_group() -> None:
-    """What a chain gives comes back to it by way of a group: that one would have to be in between."""
+    """What a chain gives comes back by way of a group, which would have to be inside of it."""
     m = net(
         "a = x.masked_fill(mask, 0.5)\nb = torch.matmul(a, x)\n"
         "return F.softmax(a.float() * b, dim=-1)",
