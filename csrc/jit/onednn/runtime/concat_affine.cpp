@@ -1,9 +1,11 @@
 #include "jit/onednn/runtime/concat_affine.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <type_traits>
 
@@ -101,6 +103,41 @@ void Concat::run(c10::ArrayRef<const void*> parts, void* result) const {
       copyRows(static_cast<const float*>(parts[part]) + pixel * strides[part], rows, words[part],
                strides[part], static_cast<float*>(result) + pixel * width + word, width);
     });
+  });
+}
+
+void ConcatOfRows::run(c10::ArrayRef<const void*> parts, void* result) const {
+  constexpr int64_t kForOne = 1 << 15;  // bytes that are not worth a second thread
+  const auto rows = c10::multiply_integers(sizes);
+  const auto width = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  auto* to = static_cast<char*>(result);
+  if (rows == 1) {
+    forParts(bytes, [&](size_t part, int64_t offset) {
+      const auto* from = static_cast<const char*>(parts[part]);
+      at::parallel_for(0, bytes[part], kForOne, [&](int64_t first, int64_t last) {
+        std::memcpy(to + offset + first, from + first, static_cast<size_t>(last - first));
+      });
+    });
+    return;
+  }
+  const auto grain = std::max<int64_t>(1, kForOne / std::max<int64_t>(1, width));
+  at::parallel_for(0, rows, grain, [&](int64_t first, int64_t last) {
+    std::vector<int64_t> place(sizes.size());
+    auto rest = first;
+    for (auto dim = sizes.size(); dim-- > 0; rest /= sizes[dim]) {
+      place[dim] = rest % sizes[dim];
+    }
+    for (auto row = first; row < last; ++row) {
+      forParts(bytes, [&](size_t part, int64_t offset) {
+        const auto at =
+            std::inner_product(place.begin(), place.end(), strides[part].begin(), int64_t{0});
+        std::memcpy(to + row * width + offset, static_cast<const char*>(parts[part]) + at,
+                    static_cast<size_t>(bytes[part]));
+      });
+      for (auto dim = sizes.size(); dim-- > 0 && ++place[dim] == sizes[dim];) {
+        place[dim] = 0;
+      }
+    }
   });
 }
 

@@ -7,7 +7,8 @@
 // that is not convolution. Alone, it copies channels-last images pixel by pixel, which takes longer
 // where there are few channels.
 //
-// For channels-last data, where a pixel's channels of one part lie one behind the other.
+// For channels-last data, where a pixel's channels of one part lie one behind the other. Alone,
+// also of any dimension of other data, which oneDNN copies to an order of its own first.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -52,6 +53,16 @@ struct Concat {
   int64_t pixels;
   std::vector<int64_t> words;    // by part: what a pixel's channels are, of 4 bytes each
   std::vector<int64_t> strides;  // by part: from pixel to pixel
+
+  void run(c10::ArrayRef<const void*> parts, void* result) const;
+};
+
+// Immutable; likewise. Of rows: the dimension and all behind it, which lie one behind the other in
+// each part, while those in front may lie anywhere. The result is dense.
+struct ConcatOfRows {
+  std::vector<int64_t> sizes;                 // of the dimensions in front
+  std::vector<int64_t> bytes;                 // by part: of a row
+  std::vector<std::vector<int64_t>> strides;  // by part: of the dimensions in front, in bytes
 
   void run(c10::ArrayRef<const void*> parts, void* result) const;
 };

@@ -1025,6 +1025,66 @@ class OwnSteps {
     return true;
   }
 
+  // A concatenation of rows. False for any other partition.
+  bool concatOfRows(const Ops& ops) {
+    const auto kernel = ownKernelsAnywhere() ? rowsConcatenated(ops) : std::nullopt;
+    const auto& result = ops.front()->outputs()[0];
+    if (!kernel || !result.sizes) {
+      return false;
+    }
+    const auto strides = c10::TensorType::contiguousStridesOf(*result.sizes);
+    if (!draft_.mayHaveStrides(result.id, strides)) {
+      return false;
+    }
+    Plan::Step step;
+    for (const auto& part : ops.front()->inputs()) {
+      const auto slot = draft_.knownSlot(part.id);
+      bind(step, slot ? *slot : draft_.keep(draft_.constantTensor(part.id)),
+           draft_.inputLayout(part.id));
+    }
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
+    step.kernel = {[kernel = *kernel](auto from, auto to) { kernel.run(from, to[0]); }, "concat",
+                   "llga_concat"};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // Of a partition that concatenates tensors and does no more.
+  std::optional<ConcatOfRows> rowsConcatenated(const Ops& ops) const {
+    const auto& concat = *ops.front();
+    if (ops.size() != 1 || concat.kind() != OpKind::Concat) {
+      return std::nullopt;
+    }
+    const auto& result = concat.outputs()[0];
+    const auto item = static_cast<int64_t>(c10::elementSize(result.dtype));
+    const auto axis = concat.get_attr<int64_t>(Attr::axis);
+    ConcatOfRows kernel{{}, {}, {}};
+    for (const auto& part : concat.inputs()) {
+      const auto layout = draft_.inputLayout(part.id);
+      if (!part.sizes || part.dtype != result.dtype ||
+          layout.get_layout_type() != LayoutType::strided) {
+        return std::nullopt;
+      }
+      const auto& sizes = *part.sizes;
+      const auto rank = static_cast<int64_t>(sizes.size());
+      const auto front = static_cast<size_t>(axis < 0 ? axis + rank : axis);
+      auto strides = layout.get_strides();
+      int64_t numbers = 1;
+      for (auto dim = sizes.size(); dim-- > front; numbers *= sizes[dim]) {
+        if (sizes[dim] != 1 && strides[dim] != numbers) {
+          return std::nullopt;
+        }
+      }
+      strides.resize(front);
+      std::for_each(strides.begin(), strides.end(), [item](int64_t& stride) { stride *= item; });
+      kernel.sizes.assign(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(front));
+      kernel.bytes.push_back(numbers * item);
+      kernel.strides.push_back(std::move(strides));
+    }
+    return c10::multiply_integers(kernel.sizes) > 0 ? std::optional(std::move(kernel))
+                                                    : std::nullopt;
+  }
+
   // Of the channels of images whose numbers have so many bytes; nothing where it can't be.
   static std::optional<Concat> concatOf(const std::vector<Layout>& parts, int64_t item) {
     constexpr int64_t kWord = 4;
@@ -1052,7 +1112,7 @@ class OwnSteps {
       return false;
     }
     if (llga::pointwise(ops, draft_.lowered, draft_.group_outputs) ||
-        softmaxAcross(ops) != nullptr) {
+        softmaxAcross(ops) != nullptr || rowsConcatenated(ops)) {
       return true;  // what has gaps does not lie as the result does
     }
     if (!pixelStridesOf(draft_.inputLayout(input.id))) {
@@ -2393,8 +2453,9 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   return (usual &&
           (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
            steps.volume(partition) || steps.direct(partition) || steps.transposed(partition))) ||
-         (usual && (steps.batchNorm(partition) || steps.concat(partition) ||
-                    steps.reduction(partition) || steps.softmax(partition))) ||
+         (usual &&
+          (steps.batchNorm(partition) || steps.concat(partition) || steps.concatOfRows(partition) ||
+           steps.reduction(partition) || steps.softmax(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
                     steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
                     steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||
