@@ -521,6 +521,25 @@ def test_attention_written_out_with_special_values(case: str, value: float) -> N
                     assert_same(script(*changed, *masks), m(*changed, *masks))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x @ (x.mT @ x * 0.2).softmax(-1).mT",
+        "y = x.mT\nreturn x @ (y @ x * 0.2).softmax(-1).mT",
+        "y = x.mT\nreturn x @ (y @ y.mT * 0.2).softmax(-1).mT",
+        "y = x.mT\nreturn ((y @ x * 0.2).softmax(-1) @ y).mT.contiguous()",
+    ],
+)
+def test_attention_to_itself(code: str, dtype: torch.dtype) -> None:
+    """One tensor, of which the query, the key and the value take copies of their own."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(code).eval()
+    for x in (torch.randn(2, 24, 35), torch.randn(2, 35, 24).mT, torch.randn(2, 24, 70)[..., ::2]):
+        check(m, [x], dtype=dtype)
+
+
 def test_attention_written_out_of_other_sizes() -> None:
     """What is fused for one set of sizes is right for all others."""
     m = net("(q @ k + m).softmax(-1) @ v", "q, k, v, m").eval()

@@ -256,11 +256,11 @@ class Finder {
     if (rows && isFoldable(sizes, strides)) {
       return strides;
     }
-    return copiedTo(value, c10::TensorType::contiguousStridesOf(sizes));
+    return copiedTo(c10::TensorType::contiguousStridesOf(sizes));
   }
 
-  Shape copiedTo(const Value* value, Shape strides) {
-    copied_.insert_or_assign(value, strides);
+  Shape copiedTo(Shape strides) {
+    copied_.insert_or_assign(place_, strides);
     return strides;
   }
 
@@ -295,7 +295,7 @@ class Finder {
       return strides;
     }
     const bool columns = strides[rank - 2] == 1 || sizes[rank - 2] == 1;
-    return columns && isFoldable(sizes, strides) ? strides : copiedTo(value, byColumns(sizes));
+    return columns && isFoldable(sizes, strides) ? strides : copiedTo(byColumns(sizes));
   }
 
   // Dense ones of (.., number, row), where the numbers of a row lie together.
@@ -514,7 +514,9 @@ class Finder {
 
   const Facts& facts_;
   const CompileRequest* request_;
-  std::map<const Value*, Shape> copied_;
+  static constexpr size_t kMask = 3;  // the place of the first one, behind query, key and value
+  size_t place_ = 0;                  // of what is looked at
+  std::map<size_t, Shape> copied_;
 };
 
 // aten::scaled_dot_product_attention.
@@ -529,12 +531,13 @@ class NodeFinder : Finder {
     }
     const auto dtype = dtypeOf(named("query"), node_->output());
     const auto operands = attentionOperands(node_);
-    const auto take = [&](const Value* value) {
+    const auto take = [&](const Value* value, size_t place) {
+      place_ = place;
       return operand(value, operands.quantized ? factsOf(value).dtype.value() : dtype);
     };
-    const auto q = take(operands.query);
-    const auto k = take(operands.key);
-    const auto v = take(operands.value);
+    const auto q = take(operands.query, 0);
+    const auto k = take(operands.key, 1);
+    const auto v = take(operands.value, 2);
     FoundAttention found{kernelFor(dtype, q, k, v),
                          sourceOf(operands.query, q),
                          sourceOf(operands.key, k),
@@ -603,6 +606,7 @@ class NodeFinder : Finder {
     }
     auto scores = sizesOf(node_->output());
     scores.back() = kernel.keys;
+    place_ = kMask;
     placeMask(mask, sizesOf(value), rowStrides(value), scores, kernel);
     found.masks.push_back(value);
   }
@@ -619,7 +623,9 @@ class WrittenFinder : Finder {
     const auto dtype = dtypeOf(written_.query, written_.result);
     const auto q = written_.query_by_columns ? operandOfColumns(written_.query, dtype)
                                              : operand(written_.query, dtype);
+    place_ = 1;
     const auto [k, across] = keys(dtype, q.sizes[2]);
+    place_ = 2;
     const auto v = written_.value_by_columns ? operandOfColumns(written_.value, dtype)
                                              : operand(written_.value, dtype);
     FoundAttention found{
@@ -650,6 +656,7 @@ class WrittenFinder : Finder {
     regroup(kernel);
     describeHeadScales(kernel);
     for (size_t i = 0; i < written_.masks.size(); ++i) {
+      place_ = kMask + i;
       kernel.masks[i] = describedMask(written_.masks[i], kernel);
       found.masks.push_back(written_.masks[i].value);
     }

@@ -50,7 +50,8 @@ struct FoundAttention {
   const Value* key;
   const Value* value;
   std::vector<const Value*> masks;
-  std::map<const Value*, std::vector<int64_t>> copied;  // of all these, to memory of such strides
+  // Of all these, by their places, to memory of such strides first.
+  std::map<size_t, std::vector<int64_t>> copied;
   std::vector<Factor> factors;
   const Value* result;
   std::vector<int64_t> result_strides = {};  // that the kernel writes

@@ -1552,7 +1552,7 @@ class OwnSteps {
     Plan::Step step;
     const auto bind = [&](const Value* value) {
       const auto from = located(value);
-      const auto copy = found.copied.find(value);
+      const auto copy = found.copied.find(step.inputs.size());
       if (copy == found.copied.end()) {
         step.inputs.push_back(from);
         return;

@@ -6,6 +6,7 @@
 #include <c10/util/irange.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "jit/onednn/runtime/bfloat16.h"
 
@@ -149,7 +150,8 @@ class PointwiseChain::Strip {
         from_(from),
         to_(to),
         most_(most),
-        memory_((chain.data.size() + chain.instructions.size()) * (most_ + kBetween)),
+        memory_(std::make_unique_for_overwrite<float[]>(
+            (chain.data.size() + chain.instructions.size()) * (most_ + kBetween))),
         values_(chain.data.size() + chain.instructions.size()) {
     for (const auto i : c10::irange(chain.data.size())) {
       if (isOneNumber(chain.data[i])) {
@@ -207,7 +209,7 @@ class PointwiseChain::Strip {
   static constexpr int64_t kBetween = 48;
 
   float* buffer(size_t value) {
-    return memory_.data() + static_cast<int64_t>(value) * (most_ + kBetween);
+    return memory_.get() + static_cast<int64_t>(value) * (most_ + kBetween);
   }
 
   // The result that the value may be written to at once.
@@ -262,7 +264,7 @@ class PointwiseChain::Strip {
   const void* const* from_;
   void* const* to_;
   int64_t most_;
-  std::vector<float> memory_;
+  std::unique_ptr<float[]> memory_;
   std::vector<const float*> values_;
 };
 
