@@ -134,7 +134,11 @@ void ConcatOfRows::run(c10::ArrayRef<const void*> parts, void* result) const {
         std::memcpy(to + row * width + offset, static_cast<const char*>(parts[part]) + at,
                     static_cast<size_t>(bytes[part]));
       });
-      for (auto dim = sizes.size(); dim-- > 0 && ++place[dim] == sizes[dim];) {
+      for (auto dim = sizes.size(); dim-- > 0;) {
+        ++place[dim];
+        if (place[dim] < sizes[dim]) {
+          break;
+        }
         place[dim] = 0;
       }
     }

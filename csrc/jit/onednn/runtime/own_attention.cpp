@@ -288,8 +288,8 @@ class Finder {
 
   // Strides of columns whose numbers lie together: the value's, or those of a copy.
   Shape columnStrides(const Value* value) {
-    auto sizes = sizesOf(value);
-    const auto strides = stridesOf(value);
+    const auto sizes = sizesOf(value);
+    auto strides = stridesOf(value);
     const auto rank = sizes.size();
     if (rank < 2) {
       return strides;
