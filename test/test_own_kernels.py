@@ -1519,6 +1519,53 @@ def dense(rank: int = 4, widths: Sequence[int] = (8, 5, 32), relu: str = "torch.
     return net("\n".join(lines), **members)
 
 
+class Concat(NamedTuple):
+    """Tensors x and y that are concatenated; whether by our kernel, which copies rows."""
+
+    code: str
+    x: Sequence[int] = (2, 5, 6, 7)
+    y: Sequence[int] = (2, 5, 6, 3)
+    own: bool = True
+
+
+CONCATS = {
+    "last": Concat("torch.cat([x, y, x], -1)"),
+    "middle": Concat("torch.cat([x, y], 2)", y=(2, 5, 1, 7)),
+    "planes": Concat("torch.cat([x, y], 1)", y=(2, 9, 6, 7)),
+    "first": Concat("torch.cat([x, y])", y=(3, 5, 6, 7)),
+    "rank_1": Concat("torch.cat([x, y])", x=(5,), y=(1,)),
+    "large": Concat("torch.cat([x, y])", x=(300, 400), y=(77, 400)),
+    "many": Concat("torch.cat([x, y, y], 1)", x=(3000, 33), y=(3000, 2)),
+    "nothing": Concat("torch.cat([x, y], 1)", y=(2, 0, 6, 7), own=False),
+    "expanded": Concat(
+        "torch.cat([x[:, :, None].expand(-1, -1, 4, -1), x[:, None].expand(-1, 4, -1, -1), y], 3)",
+        x=(2, 4, 6),
+        y=(2, 4, 4, 3),
+    ),
+    "heads": Concat("torch.cat([x.transpose(1, 2), y.transpose(1, 2)], -1)"),
+    "columns": Concat("torch.cat([x.mT, y.mT], 2)", own=False),
+    "constant": Concat("torch.cat([self.c.expand(2, -1, -1), x], 1)", x=(2, 6, 8)),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", CONCATS)
+def test_concat_of_rows(case: str, dtype: torch.dtype) -> None:
+    """As they lie, also where a row is there once for many."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = CONCATS[case]
+    m = net(c.code, "x, y", c=torch.randn(1, 1, 8).to(dtype)).eval()
+    inputs = [torch.randn(*c.x).to(dtype), torch.randn(*c.y).to(dtype)]
+    script = to_script(m, inputs)
+    for _ in range(4):
+        assert torch.equal(script(*inputs), m(*inputs))
+        assert script(*inputs).stride() == m(*inputs).stride()
+    if has_own_kernels() and c.own:
+        assert kernels_of(m, *inputs) == ["llga_concat"]
+
+
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize(
