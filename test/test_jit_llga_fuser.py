@@ -1962,6 +1962,56 @@ FILLED = {
 }
 
 
+BETWEEN = {
+    "cast": "return F.relu(self.d(y.to(torch.bfloat16).float()))",
+    "cast_part": "a = y[:, 8:].to(torch.bfloat16)\nreturn F.relu(self.e(a.float())), self.d(y)",
+    "lone_factor": "return self.l((y * 2.0).flatten(2).transpose(1, 2))",
+    "lone_sum": "return self.l((y + x).flatten(2).transpose(1, 2))",
+    "lone_sum_of_tokens": (  # as CoaT's position encodings
+        "z = [self.t.expand(2, -1, -1), (y + x).flatten(2).transpose(1, 2)]\n"
+        "return self.l(torch.cat(z, 1))"
+    ),
+    "lone_product_padded": (  # as CoaT's relative ones
+        "z = y.reshape(2, 4, 4, -1).transpose(-1, -2)\nz = F.pad(z * self.w, (0, 0, 1, 0))\n"
+        "return torch.relu(z) + 0.5"
+    ),
+    "turned_and_padded": "return torch.relu(F.pad(y.transpose(2, 3), [1, 0])) * 2.0",
+    "turned_and_cast": "return torch.relu(y.transpose(1, 3).to(torch.bfloat16)) * 2.0",
+    "heads_cast_and_padded": (  # as EfficientViT's linear attention
+        "q, k, v = torch.cat([y, self.d(y), y], 1).reshape(2, 4, 12, -1).mT.chunk(3, -1)\n"
+        "q, k = F.relu(q).to(torch.float32), F.relu(k).to(torch.float32)\n"
+        "v = F.pad(v.to(torch.float32), (0, 1), value=1.0)\n"
+        "z = q @ (k.transpose(-1, -2) @ v)\nreturn z[..., :-1] - z[..., -1:]"
+    ),
+    "viewed": "z = y.view(2, 4, 4, 90).transpose(-1, -2)\nreturn F.softmax(z, -1) * 2.0",
+    "views_back": "return self.d(F.relu(y.flatten(2)).view(2, 16, 9, 10)) + y",
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("case", BETWEEN)
+def test_layouts_through_what_is_between_groups(
+    case: str, autocast: bool, layout: torch.memory_format
+) -> None:
+    """Casts, paddings, views, lone pointwise ops: results lie as in eager all the same."""
+    if autocast and not fuses(torch.bfloat16):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(
+        f"y = self.c(x)\n{BETWEEN[case]}",
+        c=nn.Conv2d(16, 16, 3, padding=1), d=nn.Conv2d(16, 16, 1), e=nn.Conv2d(8, 4, 1),
+        l=nn.Linear(16, 8), t=torch.randn(1, 1, 16), w=torch.randn(90, 4),
+    ).eval().to(memory_format=layout)  # fmt: skip
+    x = torch.randn(2, 16, 9, 10).to(memory_format=layout)
+    check(m, [x], autocast=autocast, memory_format=layout, fallbacks=True)
+    if autocast:
+        return
+    script, expected = to_script(m, [x]), m(x)
+    for _ in range(4):
+        for got, want in zip(leaves(script(x)), leaves(expected), strict=True):
+            assert got.stride() == want.stride()
+
+
 # Autocast pads by reflection in float32, which TorchScript's does not know.
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "autocast"])
 @pytest.mark.parametrize("case", FILLED)

@@ -38,9 +38,22 @@ bool isArrayOfRank4(const Value* value) {
 
 using Nodes = std::unordered_set<const Node*>;
 
-// Whether a node that is in no group stands between groups without moving a number.
+// Whether a node that is in no group may stand between groups without bringing numbers into another
+// order: those that layout_propagation knows.
 bool isBetween(const Node* node) {
-  return makesParts(node) || node->kind() == torch::jit::aten::permute;
+  switch (node->kind()) {
+    case torch::jit::aten::constant_pad_nd:
+    case torch::jit::aten::flatten:
+    case torch::jit::aten::pad:
+    case torch::jit::aten::permute:
+    case torch::jit::aten::reshape:
+    case torch::jit::aten::to:
+    case torch::jit::aten::transpose:
+    case torch::jit::aten::view:
+      return true;
+    default:
+      return makesParts(node);
+  }
 }
 
 // Whether `kept` computes it, or what it is a part of.

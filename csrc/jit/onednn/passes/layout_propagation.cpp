@@ -4,13 +4,12 @@
 //   %3 = llga::FusionGroup[llga_any_layout=[0], llga_group_owned=[1]](%2)
 //
 // Such a value never meets an aten op that looks at more than its sizes, but for views, of all or
-// of a part (aten::reshape in the place of aten::view), and padding, that only groups read in their
-// turn, so its strides are nobody's
-// business: image-like values are channels last. Everything else leaves a group with exactly the
-// strides eager gives it. llga_group_owned tells the reader what it would have got in eager: 1
-// contiguous, 2 channels last; llga_viewed_order the same of a view: in which order its dimensions
-// would lie. So it does where a group reads what is channels last in the place of its contiguous
-// copy.
+// of a part (aten::reshape in the place of aten::view), casts and padding, that only groups read in
+// their turn, so its strides are nobody's business: image-like values are channels last. Everything
+// else leaves a group with exactly the strides eager gives it. llga_group_owned tells the reader
+// what it would have got in eager: 1 contiguous, 2 channels last; llga_viewed_order the same of a
+// view: in which order its dimensions would lie. So it does where a group reads what is channels
+// last in the place of its contiguous copy.
 //
 // llga_call_local marks the outputs that die with the call, whoever reads them. Should an op return
 // its input against its schema, that output lives on where it should not: memory is held for it, no
@@ -111,13 +110,26 @@ bool padsImage(const Node* node) {
   return isImage(node->input(0));
 }
 
-// Whether it makes parts of images, which lie with gaps between, or pads them: their dimensions
-// keep their places.
+// Whether it casts images, whose numbers lie in the same order then.
+bool castsImage(const Node* node) {
+  if (node->kind() == aten::to) {
+    const auto* schema = node->maybeSchema();
+    return schema != nullptr && schema->overload_name() == "dtype" &&
+           torch::jit::toIValue(node->namedInput("dtype")) &&
+           node->namedInput("memory_format")->type()->kind() == c10::TypeKind::NoneType &&
+           isImage(node->input(0));
+  }
+  return (node->kind() == fullPrecisionKind() || node->kind() == reducedPrecisionKind()) &&
+         isImage(node->input(0));
+}
+
+// Whether it makes parts of images, which lie with gaps between, casts or pads them: their
+// dimensions keep their places.
 bool keepsOrder(const Node* node) {
   if (node->kind() == prim::ListUnpack) {
     return keepsOrder(node->input()->node());
   }
-  return makesParts(node) ? isImage(node->input(0)) : padsImage(node);
+  return makesParts(node) ? isImage(node->input(0)) : castsImage(node) || padsImage(node);
 }
 
 // How many dimensions the first one of images and their channels become.
@@ -364,7 +376,16 @@ std::vector<int64_t> orderInEager(const Value* value) {
     node = listed ? node->input()->node() : node;
     order = orderInEager(node->input(0));
   }
-  if (order.empty() || keepsOrder(node) || keepsSizes(node)) {
+  if (order.empty() || keepsSizes(node)) {
+    return order;
+  }
+  if (keepsOrder(node)) {
+    // Padding knows channels last; what lies in any other order becomes contiguous.
+    const bool last = order.size() > 3 && order[0] == 0 && order.back() == 1 &&
+                      std::is_sorted(order.begin(), order.end() - 1);
+    if (padsImage(node) && !last) {
+      std::iota(order.begin(), order.end(), 0);
+    }
     return order;
   }
   if (const auto dropped = dropsDim(node, order.size())) {
