@@ -1962,6 +1962,30 @@ FILLED = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("columns", [5, 16, 50, 5000])
+def test_nan_in_and_around_a_part(columns: int, dtype: torch.dtype) -> None:
+    """Of rows with memory between them: what is there is nobody's business."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("F.relu(x @ self.w)", w=torch.randn(columns, 3).to(dtype)).eval()
+    whole = torch.randn(3, 2, 70, columns + 9).to(dtype)
+    script = to_script(m, [whole[..., 4:-5]])
+    for _ in range(3):
+        script(whole[..., 4:-5])
+    outside = whole.clone()
+    outside[..., 3] = outside[..., -5] = torch.nan
+    before = llga_fuser.cache_info().fallbacks
+    assert_same(script(outside[..., 4:-5]), m(whole[..., 4:-5]))
+    assert llga_fuser.cache_info().fallbacks == before
+    for place in ((0, 0, 0, 4), (2, 1, 69, columns + 3), (1, 1, 65, 4 + columns // 2)):
+        inside = whole.clone()
+        inside[place] = torch.nan
+        before = llga_fuser.cache_info().fallbacks
+        assert_same(script(inside[..., 4:-5]), m(inside[..., 4:-5]))
+        assert llga_fuser.cache_info().fallbacks == before + 1
+
+
 BETWEEN = {
     "cast": "return F.relu(self.d(y.to(torch.bfloat16).float()))",
     "cast_part": "a = y[:, 8:].to(torch.bfloat16)\nreturn F.relu(self.e(a.float())), self.d(y)",

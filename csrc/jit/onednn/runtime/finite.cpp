@@ -28,30 +28,71 @@ template <typename Bits, Bits exponent>
   return true;
 }
 
-[[gnu::target_clones("arch=skylake-avx512", "avx2", "default"), gnu::optimize("O3")]] bool finite32(
-    const uint32_t* values, int64_t count) {
+// Likewise of short rows, `stride` numbers apart.
+template <typename Bits, Bits exponent>
+[[gnu::always_inline]] inline bool scanRows(const Bits* values, int64_t rows, int64_t count,
+                                            int64_t stride) {
+  constexpr int64_t kRows = 64;
+  while (rows > 0) {
+    Bits found = 0;
+    for (int64_t row = 0; row < kRows && rows > 0; ++row, --rows, values += stride) {
+      for (int64_t i = 0; i < count; ++i) {
+        found |= static_cast<Bits>((values[i] & exponent) == exponent);
+      }
+    }
+    if (found != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+#define LLGA_FOR_EACH_ISA \
+  [[gnu::target_clones("arch=skylake-avx512", "avx2", "default"), gnu::optimize("O3")]]
+
+LLGA_FOR_EACH_ISA bool finite32(const uint32_t* values, int64_t count) {
   return scan<uint32_t, 0x7F800000U>(values, count);
 }
 
-[[gnu::target_clones("arch=skylake-avx512", "avx2", "default"), gnu::optimize("O3")]] bool finite16(
-    const uint16_t* values, int64_t count) {
+LLGA_FOR_EACH_ISA bool finite16(const uint16_t* values, int64_t count) {
   return scan<uint16_t, 0x7F80U>(values, count);
 }
 
-// Of float32 or bfloat16. By several threads where there is much to read, as the image that a
-// network gets, which is in no cache yet: each has a part of it in its own then.
-bool finite(at::ScalarType dtype, const void* values, int64_t count) {
+LLGA_FOR_EACH_ISA bool finiteRows32(const uint32_t* values, int64_t rows, int64_t count,
+                                    int64_t stride) {
+  return scanRows<uint32_t, 0x7F800000U>(values, rows, count, stride);
+}
+
+LLGA_FOR_EACH_ISA bool finiteRows16(const uint16_t* values, int64_t rows, int64_t count,
+                                    int64_t stride) {
+  return scanRows<uint16_t, 0x7F80U>(values, rows, count, stride);
+}
+
+#undef LLGA_FOR_EACH_ISA
+
+// Whether check(first, last) holds for all shares of so many units, of `numbers` each. By several
+// threads where there is much to read, as the image that a network gets, which is in no cache yet:
+// each has a part of it in its own then.
+template <typename Check>
+bool holdsForAll(int64_t units, int64_t numbers, const Check& check) {
   constexpr int64_t kForOne = 1 << 15;
   std::atomic<bool> all{true};
-  at::parallel_for(0, count, kForOne, [&](int64_t first, int64_t last) {
-    const bool part = dtype == at::kFloat
-                          ? finite32(static_cast<const uint32_t*>(values) + first, last - first)
-                          : finite16(static_cast<const uint16_t*>(values) + first, last - first);
-    if (!part) {
-      all.store(false, std::memory_order_relaxed);
-    }
-  });
+  at::parallel_for(0, units, std::max<int64_t>(1, kForOne / std::max<int64_t>(1, numbers)),
+                   [&](int64_t first, int64_t last) {
+                     if (!check(first, last)) {
+                       all.store(false, std::memory_order_relaxed);
+                     }
+                   });
   return all.load(std::memory_order_relaxed);
+}
+
+// Of float32 or bfloat16.
+bool finite(at::ScalarType dtype, const void* values, int64_t count) {
+  return holdsForAll(count, 1, [&](int64_t first, int64_t last) {
+    return dtype == at::kFloat
+               ? finite32(static_cast<const uint32_t*>(values) + first, last - first)
+               : finite16(static_cast<const uint16_t*>(values) + first, last - first);
+  });
 }
 
 struct Dim {
@@ -84,7 +125,20 @@ bool finiteRows(at::ScalarType dtype, const char* data, c10::ArrayRef<Dim> dims)
   if (dims.size() <= 1) {
     return finite(dtype, data, dims.empty() ? 1 : dims[0].size);
   }
-  const auto step = dims[0].stride * static_cast<int64_t>(c10::elementSize(dtype));
+  constexpr int64_t kShort = 1 << 12;
+  const auto stride = dims[0].stride;
+  const auto count = dims.back().size;
+  if (dims.size() == 2 && count <= kShort) {
+    return holdsForAll(dims[0].size, count, [&](int64_t first, int64_t last) {
+      const auto rows = last - first;
+      return dtype == at::kFloat
+                 ? finiteRows32(reinterpret_cast<const uint32_t*>(data) + first * stride, rows,
+                                count, stride)
+                 : finiteRows16(reinterpret_cast<const uint16_t*>(data) + first * stride, rows,
+                                count, stride);
+    });
+  }
+  const auto step = stride * static_cast<int64_t>(c10::elementSize(dtype));
   for (int64_t i = 0; i < dims[0].size; ++i) {
     if (!finiteRows(dtype, data + i * step, dims.slice(1))) {
       return false;
