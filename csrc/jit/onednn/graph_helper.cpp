@@ -904,7 +904,7 @@ class BlockPartitioner {
           continue;
         }
         auto* member = const_cast<Node*>(node);
-        if (!part.supported && isOurs(member)) {
+        if (isOurs(member) && (!part.supported || part.nodes.size() == 1)) {
           proposal.nodes.push_back(member);
           ++proposal.compute;
           continue;

@@ -20,7 +20,7 @@ bool isPointwise(const OpSpec& op);
 // logarithm, or a cast between float32 and bfloat16.
 bool isLink(const OpSpec& op);
 
-// Whether oneDNN has no kernel for it but as a part of attention.
+// Whether oneDNN has no kernel for it, 3.2, or is not needed, 3.7, but as a part of attention.
 bool isOnlyOurs(const OpSpec& op);
 
 struct FoundPointwise {
