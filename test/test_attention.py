@@ -671,6 +671,31 @@ def test_windows_leave_their_image_alone(case: str) -> None:
     check(Written(), [torch.randn(*c.image)])
 
 
+def check_pixels(m: nn.Module, autocast: bool, layout: torch.memory_format) -> list[str]:
+    """Checks it with images of 32 channels. What computes them: attention's kernel among others."""
+    m = m.to(memory_format=layout)
+    images = [torch.randn(2, 32, 6, 7), torch.randn(1, 32, 5, 8)]
+    check(m, images[:1], autocast=autocast, memory_format=layout)
+    x, other = (image.to(memory_format=layout) for image in images)
+    with torch.no_grad():
+        with autocast_bf16(autocast):
+            script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
+            expected, expected_of_other = m(x), m(other)
+        before = llga_fuser.cache_info().fallbacks
+        tol = TOLERANCES[torch.bfloat16] if autocast else None
+        for _ in range(4):
+            assert_same(script(x), expected, tol=tol)
+        found: list[str] = []
+        if has_own_attention(torch.float32):
+            assert llga_fuser.cache_info().fallbacks == before
+            groups = llga_fuser.report(script, x, rounds=1).groups
+            found = [p.implementation for group in groups for p in group.primitives]
+            assert any(name.startswith("llga_attention") for name in found), found
+        for _ in range(3):
+            assert_same(script(other), expected_of_other, tol=tol)
+    return found
+
+
 class AttentionOfPixels(nn.Module):
     """Of images whose channels are the heads' queries, keys and values, to images (Visformer)."""
 
@@ -705,24 +730,7 @@ def test_attention_of_pixels(
 ) -> None:
     """The convolutions around it give and take pixels one behind the other: nothing is copied."""
     m = randomize(AttentionOfPixels(32, 2, parts, attention, norms=True)).eval()
-    m = m.to(memory_format=layout)
-    x = torch.randn(2, 32, 6, 7)
-    check(m, [x], autocast=autocast, memory_format=layout)
-    x = x.to(memory_format=layout)
-    with torch.no_grad():
-        with autocast_bf16(autocast):
-            script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
-            expected = m(x)
-        before = llga_fuser.cache_info().fallbacks
-        tol = TOLERANCES[torch.bfloat16] if autocast else None
-        for _ in range(4):
-            assert_same(script(x), expected, tol=tol)
-        if has_own_attention(torch.float32):
-            assert llga_fuser.cache_info().fallbacks == before
-            groups = llga_fuser.report(script, x, rounds=1).groups
-            found = [p.implementation for group in groups for p in group.primitives]
-            assert any(name.startswith("llga_attention") for name in found), found
-            assert "llga_copy" not in found, found
+    assert "llga_copy" not in check_pixels(m, autocast, layout)
 
 
 class AttentionByColumns(nn.Module):
@@ -765,29 +773,9 @@ def test_attention_by_columns(
     case: str, norms: bool, autocast: bool, layout: torch.memory_format
 ) -> None:
     """Pixels lie one behind the other there, too, and nothing is copied where they do before."""
-    m = randomize(AttentionByColumns(BY_COLUMNS[case], norms)).eval().to(memory_format=layout)
-    x = torch.randn(2, 32, 6, 7)
-    check(m, [x], autocast=autocast, memory_format=layout)
-    x = x.to(memory_format=layout)
-    with torch.no_grad():
-        with autocast_bf16(autocast):
-            script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False))
-            expected = m(x)
-        before = llga_fuser.cache_info().fallbacks
-        tol = TOLERANCES[torch.bfloat16] if autocast else None
-        for _ in range(4):
-            assert_same(script(x), expected, tol=tol)
-        if has_own_attention(torch.float32):
-            assert llga_fuser.cache_info().fallbacks == before
-            groups = llga_fuser.report(script, x, rounds=1).groups
-            found = [p.implementation for group in groups for p in group.primitives]
-            assert any(name.startswith("llga_attention") for name in found), found
-            assert "llga_copy" not in found or layout == torch.contiguous_format, found
-        other = torch.randn(1, 32, 5, 8).to(memory_format=layout)
-        with autocast_bf16(autocast):
-            expected = m(other)
-        for _ in range(3):
-            assert_same(script(other), expected, tol=tol)
+    m = randomize(AttentionByColumns(BY_COLUMNS[case], norms)).eval()
+    found = check_pixels(m, autocast, layout)
+    assert "llga_copy" not in found or layout == torch.contiguous_format, found
 
 
 def test_attention_of_pixels_whose_order_is_seen() -> None:

@@ -182,22 +182,16 @@ def test_links(case: str, columns: int, dtype: torch.dtype) -> None:
         assert set(found) <= {"llga_pointwise", "llga_softmax"}, found
 
 
-def test_links_that_go_round_another_group() -> None:
-    """What a chain gives comes back by way of a group, which would have to be inside of it."""
-    m = net(
-        "a = x.masked_fill(mask, 0.5)\nb = torch.matmul(a, x)\n"
-        "return F.softmax(a.float() * b, dim=-1)",
-        "x, mask",
-    ).eval()
-    check(m, [torch.randn(3, 24, 24), torch.rand(3, 24, 24) > 0.5])
-
-
-def test_links_that_others_read() -> None:
-    m = net(
-        "a = x.masked_fill(mask, 0.5)\nw = F.softmax(a, dim=-1)\n"
-        "return torch.matmul(w, x), torch.matmul(a, x)",
-        "x, mask",
-    ).eval()
+@pytest.mark.parametrize(
+    "results",
+    [
+        # It comes back by way of a group, which would have to be inside of it.
+        "F.softmax(a.float() * torch.matmul(a, x), dim=-1)",
+        "torch.matmul(F.softmax(a, dim=-1), x), torch.matmul(a, x)",
+    ],
+)
+def test_links_that_others_read(results: str) -> None:
+    m = net(f"a = x.masked_fill(mask, 0.5)\nreturn {results}", "x, mask").eval()
     check(m, [torch.randn(3, 24, 24), torch.rand(3, 24, 24) > 0.5])
 
 
