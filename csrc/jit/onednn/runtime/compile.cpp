@@ -59,7 +59,7 @@ class PlanCompiler {
       return result;  // nothing of it is oneDNN's
     }
     lower();
-    if (isOurs()) {
+    if (isOnlyOurs(draft_.lowered)) {
       return result;
     }
     for (const auto& partition : partitions()) {
@@ -166,13 +166,6 @@ class PlanCompiler {
         throw CompileError{refused.reason};
       }
     }
-  }
-
-  // Whether our own kernel alone computes the group.
-  bool isOurs() const {
-    const auto& ops = draft_.lowered.ops;
-    return std::any_of(ops.begin(), ops.end(), isOnlyOurs) &&
-           std::all_of(ops.begin(), ops.end(), isLink);
   }
 
   // Where one kernel of our own computes all, in a chain, oneDNN need not be asked for partitions:

@@ -671,16 +671,12 @@ class WrittenFinder : Finder {
     if (written_.key_by_rows) {
       return {operand(written_.key, dtype), false};
     }
+    const bool together = dtype == at::kBFloat16 && usesAvx512Bf16() && queries > 1;
+    if (isMoved(written_.key) || (together && request_ != nullptr)) {
+      return {operandOfColumns(written_.key, dtype), false};
+    }
     if (factsOf(written_.key).dtype != dtype) {
       refuse(kDifferent);
-    }
-    if (isMoved(written_.key)) {
-      auto k = moved(written_.key, /*transposed=*/true);
-      std::swap(k.sizes[2], k.sizes[3]);
-      return {k, false};
-    }
-    if (dtype == at::kBFloat16 && usesAvx512Bf16() && queries > 1 && request_ != nullptr) {
-      return {operandOfColumns(written_.key, dtype), false};
     }
     auto strides = stridesOf(written_.key);
     const bool apart = !isFoldable(sizesOf(written_.key), strides);

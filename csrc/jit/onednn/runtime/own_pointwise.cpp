@@ -62,6 +62,10 @@ std::optional<Pointwise> functionOf(const OpSpec& op) {
   }
 }
 
+bool isFloating(const Operand& operand) {
+  return operand.dtype == at::kFloat || operand.dtype == at::kBFloat16;
+}
+
 bool isReadBy(const OpSpec& op, size_t id) {
   return std::any_of(op.inputs().begin(), op.inputs().end(),
                      [id](const Operand& input) { return input.id == id; });
@@ -83,9 +87,6 @@ bool isByChannel(const Shape& sizes, size_t rank) {
 bool isPointwise(const OpSpec& op) { return functionOf(op).has_value(); }
 
 bool isLink(const OpSpec& op) {
-  const auto isFloating = [](const Operand& operand) {
-    return operand.dtype == at::kFloat || operand.dtype == at::kBFloat16;
-  };
   const auto& data = op.inputs()[0];
   switch (op.kind()) {
     case OpKind::TypeCast:
@@ -102,14 +103,17 @@ bool isLink(const OpSpec& op) {
 
 bool isOnlyOurs(const OpSpec& op) { return op.kind() == OpKind::Select; }
 
+bool isOnlyOurs(const LoweredGraph& graph) {
+  return std::any_of(graph.ops.begin(), graph.ops.end(),
+                     [](const OpSpec& op) { return isOnlyOurs(op); }) &&
+         std::all_of(graph.ops.begin(), graph.ops.end(), isLink);
+}
+
 std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& graph,
                                         const std::unordered_map<size_t, size_t>& group_outputs) {
   constexpr size_t kMostValues = 24;
   FoundPointwise found;
   std::unordered_map<size_t, size_t> values;
-  const auto isComputed = [](const Operand& operand) {
-    return operand.dtype == at::kFloat || operand.dtype == at::kBFloat16;
-  };
   std::unordered_set<size_t> computed;
   for (const auto* op : ops) {
     computed.insert(op->outputs()[0].id);
@@ -117,7 +121,7 @@ std::optional<FoundPointwise> pointwise(const Ops& ops, const LoweredGraph& grap
   for (const auto* op : ops) {
     for (const auto& input : op->inputs()) {
       if (computed.count(input.id) == 0 && values.emplace(input.id, found.data.size()).second) {
-        if (!input.sizes || (!isComputed(input) && input.dtype != at::kBool)) {
+        if (!input.sizes || (!isFloating(input) && input.dtype != at::kBool)) {
           return std::nullopt;
         }
         found.data.push_back(input);

@@ -23,6 +23,9 @@ bool isLink(const OpSpec& op);
 // Whether oneDNN has no kernel for it, 3.2, or is not needed, 3.7, but as a part of attention.
 bool isOnlyOurs(const OpSpec& op);
 
+// Whether our kernel alone computes all of a group, which holds such an op.
+bool isOnlyOurs(const LoweredGraph& graph);
+
 struct FoundPointwise {
   std::vector<Operand> data;
   std::vector<Operand> results;  // all of the same sizes

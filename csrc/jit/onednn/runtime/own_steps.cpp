@@ -347,7 +347,13 @@ class OwnSteps {
     bind(step, *draft_.knownSlot(data.id), draft_.inputLayout(data.id));
   }
 
-  // Likewise; a few planes are interleaved first.
+  void bindDataOrConstant(Plan::Step& step, const Operand& operand) {
+    const auto slot = draft_.knownSlot(operand.id);
+    bind(step, slot ? *slot : draft_.keep(draft_.constantTensor(operand.id)),
+         draft_.inputLayout(operand.id));
+  }
+
+  // As bindData(); a few planes are interleaved first.
   void bindImages(Plan::Step& step, const Ops& ops, const Operand& data) {
     const auto layout = draft_.inputLayout(data.id);
     if (isConvolutionOfPlanes(ops, layout)) {
@@ -725,7 +731,8 @@ class OwnSteps {
     }
     strides = canonicalStrides(sizes, *strides);
     const bool whole = ops.size() == draft_.lowered.ops.size();
-    const bool only = holdsOnlyOurs(ops);
+    const bool only =
+        std::any_of(ops.begin(), ops.end(), [](const OpSpec* op) { return isOnlyOurs(*op); });
     if (!only && !isFastPointwise(*found, whole) && !isSlowPointwise(*found, layouts, *strides)) {
       return false;
     }
@@ -747,9 +754,7 @@ class OwnSteps {
     }
     Plan::Step step;
     for (const auto i : c10::irange(layouts.size())) {
-      const auto id = found->data[i].id;
-      const auto slot = draft_.knownSlot(id);
-      bind(step, slot ? *slot : draft_.keep(draft_.constantTensor(id)), layouts[i]);
+      bindDataOrConstant(step, found->data[i]);
     }
     for (const auto& result : found->results) {
       draft_.addResult(step, strided(result.id, result.dtype, sizes, *strides));
@@ -764,17 +769,12 @@ class OwnSteps {
     return true;
   }
 
-  static bool holdsOnlyOurs(const Ops& ops) {
-    return std::any_of(ops.begin(), ops.end(), [](const OpSpec* op) { return isOnlyOurs(*op); });
-  }
-
   // One step for a whole group that is such a chain. Of what oneDNN has no kernel for, several, one
   // for those in a row whose results have the same sizes.
   bool wholePointwise() {
     const auto ops = opsOf(draft_.lowered);
     if (!pointwise(ops)) {
-      const auto isLink = [](const OpSpec* op) { return llga::isLink(*op); };
-      if (!holdsOnlyOurs(ops) || !std::all_of(ops.begin(), ops.end(), isLink)) {
+      if (!isOnlyOurs(draft_.lowered)) {
         return false;
       }
       Ops row;
@@ -1038,9 +1038,7 @@ class OwnSteps {
     }
     Plan::Step step;
     for (const auto& part : ops.front()->inputs()) {
-      const auto slot = draft_.knownSlot(part.id);
-      bind(step, slot ? *slot : draft_.keep(draft_.constantTensor(part.id)),
-           draft_.inputLayout(part.id));
+      bindDataOrConstant(step, part);
     }
     draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, strides));
     step.kernel = {[kernel = *kernel](auto from, auto to) { kernel.run(from, to[0]); }, "concat",
