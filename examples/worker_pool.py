@@ -24,7 +24,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -158,13 +158,44 @@ def decode(body: bytes, kind: str, shape: tuple[int, ...]) -> Tensor:
 class Server(http.server.ThreadingHTTPServer):
     """Loopback only: nothing here encrypts, or asks who is calling."""
 
-    daemon_threads = True
+    daemon_threads = True  # those of clients that keep their connection, and ask nothing
 
     def __init__(self, pool: Pool, port: int, timeout: float = 30.0) -> None:
+        self._changed = threading.Condition()
+        self._answering, self._closed = 0, False
         super().__init__(("127.0.0.1", port), Handler)
         self.pool, self.wait = pool, timeout
         # JSON takes at most some 25 characters for a number.
         self.longest = 1024 + 25 * math.prod(pool.shape)
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Around what answers a request: `server_close` waits for its end.
+
+        Raises:
+            BusyError: the server is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise BusyError("the server is closed")
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering -= 1
+                self._changed.notify_all()
+
+    def server_close(self) -> None:
+        """Finishes what is being answered, takes nothing more.
+
+        A thread that still held tensors while Python ends would end the process by an abort: they
+        release Python's lock, which it would not get again.
+        """
+        super().server_close()
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._answering)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -193,6 +224,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(404, {"error": f"{self.path}: there are /health and /predict (POST)"})
 
     def do_POST(self) -> None:
+        try:
+            with self.server.serving():
+                self.predict()
+        except BusyError as error:
+            self.answer(503, {"error": str(error)}, Retry_After="1")
+
+    def predict(self) -> None:
         if self.path != "/predict":
             self.answer(404, {"error": f"{self.path}: there are /health and /predict (POST)"})
             return

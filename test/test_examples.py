@@ -346,6 +346,47 @@ def test_server_says_when_it_is_busy_or_late() -> None:
         thread.join()
 
 
+def test_server_answers_before_it_closes() -> None:
+    script = example("worker_pool")
+    begun, go = threading.Event(), threading.Event()
+
+    def net(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert go.wait(60)
+        return x
+
+    pool = script.Pool(net, (1,), workers=1)
+    answers: list[Any] = []
+    server = script.Server(pool, 0)
+    server.RequestHandlerClass.log_message = lambda *args: None
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    port = server.server_address[1]
+    kept = http.client.HTTPConnection("127.0.0.1", port, timeout=60)  # one that stays open
+    kept.request("GET", "/health")
+    assert kept.getresponse().read() == b'{"served": 0, "waiting": 0}'
+    client = threading.Thread(
+        target=lambda: answers.append(ask(port, "POST", "/predict", b'{"input": [1]}'))
+    )
+    client.start()
+    assert begun.wait(60)
+    server.shutdown()
+    closing = threading.Thread(target=server.server_close)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    go.set()
+    for thread in (closing, client, serving):
+        thread.join(60)
+    assert answers == [(200, {"output": [1.0]})]
+    kept.request("POST", "/predict", b'{"input": [1]}', {"Content-Type": "application/json"})
+    response = kept.getresponse()
+    assert response.status == 503
+    assert json.loads(response.read()) == {"error": "the server is closed"}
+    kept.close()
+    pool.close()
+
+
 def test_server_as_a_process() -> None:
     root = str(pathlib.Path(llga_fuser.__file__).parent.parent)
     command = [sys.executable, "-u", str(EXAMPLES / "worker_pool.py")]
