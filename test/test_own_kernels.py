@@ -2715,6 +2715,112 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     assert len(own) == (pays and has_own_kernels()), found
 
 
+class Ghost(NamedTuple):
+    """What is expanded, and a depthwise convolution of that, one behind the other."""
+
+    size: tuple[int, ...]
+    channels: int
+    window: int = 3
+    inner: str = "F.relu"
+    outer: str = "F.relu"
+    code: str = "y = INNER(self.c(x))\nreturn torch.cat([y, OUTER(self.d(y))], 1)"
+    threads: int = 2
+    bias: bool = True
+    own: bool = True
+    groups: int = 1
+
+
+GHOSTS = {
+    "plain": Ghost((1, 16, 28, 29), 24),
+    "less than a vector with AVX-512": Ghost((1, 16, 28, 29), 8),
+    "a vector and a half": Ghost((1, 16, 28, 29), 12),
+    "no whole vectors": Ghost((2, 40, 14, 14), 100, inner="", outer=""),
+    "odd inputs and channels": Ghost((1, 17, 14, 14), 41),
+    "five": Ghost((1, 16, 23, 20), 48, window=5, bias=False),
+    "by channels": Ghost((1, 160, 7, 7), 480),
+    "by channels, activations": Ghost((1, 160, 7, 7), 96, inner="F.silu", outer="F.silu"),
+    "a few rows": Ghost((3, 8, 2, 60), 16),
+    "one pixel": Ghost((2, 8, 1, 1), 16),
+    "batch": Ghost((5, 8, 33, 32), 160, inner="", outer="F.silu"),
+    "many threads": Ghost((1, 8, 40, 12), 72, threads=5),
+    "one thread": Ghost((1, 16, 96, 80), 112, threads=1, inner="F.hardswish"),
+    # What stays with oneDNN.
+    "few channels": Ghost((1, 16, 28, 29), 7, own=False),
+    "window": Ghost((1, 16, 28, 29), 24, window=7, own=False),
+    "other activation": Ghost((1, 16, 28, 29), 24, inner="torch.tanh", own=False),
+    "other way round": Ghost(
+        (1, 16, 28, 29),
+        24,
+        code="y = INNER(self.c(x))\nreturn torch.cat([OUTER(self.d(y)), y], 1)",
+        own=False,
+        groups=3,
+    ),
+    "with another": Ghost(
+        (1, 24, 28, 29),
+        24,
+        code="y = INNER(self.c(x))\nreturn torch.cat([y, OUTER(self.d(y)), x], 1)",
+        own=False,
+        groups=3,
+    ),
+    "read by others": Ghost(
+        (1, 16, 28, 29),
+        24,
+        code="y = INNER(self.c(x))\nreturn torch.cat([y, OUTER(self.d(y))], 1), y",
+        own=False,
+        groups=3,
+    ),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", GHOSTS)
+def test_ghost(case: str, dtype: torch.dtype) -> None:
+    """As in GhostNet."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    c = GHOSTS[case]
+    torch.set_num_threads(c.threads)
+    d = nn.Conv2d(
+        c.channels, c.channels, c.window, 1, c.window // 2, groups=c.channels, bias=c.bias
+    )
+    m = net(
+        c.code.replace("INNER", c.inner).replace("OUTER", c.outer),
+        c=nn.Conv2d(c.size[1], c.channels, 1, bias=c.bias),
+        d=d,
+    ).eval()
+    x = torch.randn(c.size)
+    check(m, [x], groups=c.groups, dtype=dtype, memory_format=torch.channels_last)
+    check(m, [x], dtype=dtype)
+    last = m.to(memory_format=torch.channels_last).to(dtype)
+    found = kernels_of(last, x.to(dtype, memory_format=torch.channels_last))
+    even = c.size[1] % 2 == 0 and c.channels % 2 == 0 and has_narrow_products()
+    own = c.own and has_own_kernels() and (dtype == torch.float32 or even)
+    if own:
+        assert len(found) == 1
+    assert any(name.startswith("llga_expansion") for name in found) == own, found
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("where", ["x", "c", "d"])
+def test_ghost_of_special_values(where: str, value: float) -> None:
+    m = net(
+        "y = self.c(x)\nreturn torch.cat([y, self.d(y)], 1)",
+        c=nn.Conv2d(16, 24, 1),
+        d=nn.Conv2d(24, 24, 3, 1, 1, groups=24),
+    ).eval()
+    x = torch.randn(1, 16, 20, 21).to(memory_format=torch.channels_last)
+    if where == "x":
+        x[0, 1, 19, 0] = value
+    else:
+        getattr(m, where).weight.data.view(-1)[7] = value
+    with torch.no_grad():
+        script = to_script(m.to(memory_format=torch.channels_last), [x])
+        for _ in range(3):
+            assert_same(script(x), m(x))
+
+
 SUMMED = {
     # Under autocast: code, and whether our kernel is all that runs.
     "cast": ("EXPANSION.float()", True),

@@ -2109,6 +2109,44 @@ def test_join_depthwise(result: str, left: int) -> None:
         assert inside == [*("aten::conv2d", "aten::relu") * 2, "aten::conv2d", "aten::add"]
 
 
+@pytest.mark.parametrize(
+    ("parts", "dim", "result", "left"),
+    [
+        ("%2, %4", 1, "", 1),
+        ("%4, %2", 1, "", 3),
+        ("%2, %4", 2, "", 3),
+        ("%2, %4, %2", 1, "", 3),
+        ("%2, %4", 1, ", %4", 3),
+        ("%2, %4", 1, ", %2", 3),
+        ("%2, %3", 1, "", 1),
+    ],
+)
+def test_join_depthwise_with_a_concatenation(parts: str, dim: int, result: str, left: int) -> None:
+    head = EXPANSION[: EXPANSION.index("  %5 ")]
+    if "%3" in parts:
+        head = head[: head.index("  %4 ")]
+    concat = f"""\
+  %dim : int = prim::Constant[value={dim}]()
+  %list : Tensor[] = prim::ListConstruct({parts})
+  %5 : Float(1, 16, 6, 6, strides=[576, 1, 96, 16], requires_grad=0, device=cpu) = aten::cat(%list, %dim)
+  return (%5{result})
+"""  # noqa: E501
+    if dim == 2:
+        concat = concat.replace("(1, 16, 6, 6, strides=[576,", "(1, 8, 12, 6, strides=[576,")
+        concat = concat.replace("96, 16]", "48, 8]")
+    graph = parsed(head + concat)
+    _C.run_pass("graph_fuser", graph)
+    assert kinds(graph).count("llga::FusionGroup") == 3
+    _C.run_pass("join_depthwise", graph)
+    torch._C._jit_pass_lint(graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert len(groups) == left
+    if left == 1:
+        inside = [kind for kind in kinds(groups[0].g("Subgraph")) if kind != "prim::Constant"]
+        assert inside[-1] == "aten::cat"
+        assert inside.count("aten::conv2d") == 2
+
+
 @pytest.mark.parametrize(("planes", "left"), [(2, 1), (4, 1), (5, 3)])
 def test_join_depthwise_behind_the_first_convolution(planes: int, left: int) -> None:
     text = EXPANSION.replace("RESULT", "").replace("%x, %one)", "%5, %one)")

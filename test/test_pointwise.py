@@ -111,6 +111,31 @@ def test_results_with_many_numbers() -> None:
     check(m, [torch.randn(2, 7, 5000), torch.randn(7, 1)])
 
 
+ACROSS = {
+    "add": "x + y.transpose(-1, -2)",
+    "two": "torch.tanh(x) * y.transpose(-1, -2) - y.transpose(-1, -2)",
+    "select": "torch.where(mask.transpose(-1, -2), x, y.transpose(-1, -2))",
+    "softmax": "F.softmax((x + y.transpose(-1, -2)).masked_fill(mask.mT, -9.0), dim=-1)",
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@DTYPES
+@pytest.mark.parametrize("sizes", [(12, 64, 64), (2, 17, 1031), (1, 3, 2100, 9), (40, 500)], ids=str)
+@pytest.mark.parametrize("case", ACROSS)
+def test_across(case: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Rows of one operand lie side by side, number by number: many more than what is gathered."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net(ACROSS[case], "x, y, mask").eval()
+    turned = (*sizes[:-2], sizes[-1], sizes[-2])
+    x, y = torch.randn(sizes).to(dtype), torch.randn(turned).to(dtype)
+    mask = torch.rand(turned[-2:]) > 0.5
+    check(m, [x, y, mask])
+    if has_own_kernels():
+        assert set(kernels_of(m, x, y, mask)) <= {"llga_pointwise", "llga_softmax"}
+
+
 def test_several_results() -> None:
     m = net("z = x - y\nreturn torch.exp(z), z", "x, y").eval()
     inputs = [torch.randn(4, 6, 50), torch.randn(4, 6, 1)]

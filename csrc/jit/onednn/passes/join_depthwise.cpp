@@ -9,6 +9,14 @@
 //
 // The first one may also be the first convolution of a network, of a few planes.
 //
+// And both with the concatenation that alone reads them, as in GhostNets:
+//
+//   %2 = llga::FusionGroup[Subgraph=<conv2d, relu>](%1)
+//   %3 = llga::FusionGroup[Subgraph=<conv2d, relu>](%2)
+//   %4 = llga::FusionGroup[Subgraph=<cat>](%2, %3)
+// ->
+//   %4 = llga::FusionGroup[Subgraph=<conv2d, relu, conv2d, relu, cat>](%1)
+//
 // oneDNN has no partition of all three; a plan for the group may compute them a few rows at a time
 // (runtime/expansion.h). MobileNets and EfficientNets have them in each block.
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -106,19 +114,42 @@ bool isExpansion(const Node* group) {
          found[1].isDepthwise();
 }
 
-// The group whose result is the data of the convolution in `group`, and nobody else's.
-Node* producerOf(Node* group, const Convolution& convolution) {
+// The group whose only result is this value of `group`'s subgraph, which has so many readers.
+Node* producerOf(Node* group, const Value* data, size_t readers) {
   const auto inputs = group->g(torch::jit::attr::Subgraph)->inputs();
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto* value = group->input(i);
-    if (inputs[i] == convolution.data) {
-      const bool sole = value->uses().size() == 1 && isFusionGroup(value->node()) &&
+    if (inputs[i] == data) {
+      const bool sole = value->uses().size() == readers && isFusionGroup(value->node()) &&
                         value->node()->outputs().size() == 1 &&
                         value->node()->owningBlock() == group->owningBlock();
       return sole ? value->node() : nullptr;
     }
   }
   return nullptr;
+}
+
+// The groups of a pointwise convolution, and of a depthwise one of its result, if `group` is the
+// concatenation of both results and nobody else reads these; else nothing.
+std::vector<Node*> concatenated(Node* group) {
+  constexpr size_t kParts = 2;
+  const auto* concat = soleComputation(*group->g(torch::jit::attr::Subgraph));
+  if (concat == nullptr || concat->kind() != aten::cat ||
+      torch::jit::toIValue(concat->namedInput("dim")) != c10::IValue(1)) {
+    return {};
+  }
+  const auto parts = concat->input(0)->node()->inputs();
+  if (parts.size() != kParts) {
+    return {};
+  }
+  auto* pointwise = producerOf(group, parts[0], 2);
+  auto* depthwise = producerOf(group, parts[1], 1);
+  const auto expands = pointwise != nullptr ? soleConvolution(pointwise) : std::nullopt;
+  const auto reads = depthwise != nullptr ? soleConvolution(depthwise) : std::nullopt;
+  const bool are = expands && expands->isPointwise() && !expands->quantized && reads &&
+                   reads->isDepthwise() && !reads->quantized &&
+                   producerOf(depthwise, reads->data, 2) == pointwise;
+  return are ? std::vector<Node*>{pointwise, depthwise, group} : std::vector<Node*>{};
 }
 
 class Joiner {
@@ -133,13 +164,17 @@ class Joiner {
       joined_.push_back(node);
       return;
     }
+    if (const auto groups = concatenated(node); !groups.empty()) {
+      mergeIntoGroup(groups, aliases_);
+      return;
+    }
     const auto widened = widenedProjection(node);
     const auto convolution = widened ? widened : soleConvolution(node);
     if (!convolution) {
       return;
     }
     if (convolution->isDepthwise()) {
-      auto* before = producerOf(node, *convolution);
+      auto* before = producerOf(node, convolution->data, 1);
       const bool narrow = before != nullptr && !widenedProjection(before);
       const auto known = narrow ? soleConvolution(before) : std::nullopt;
       const bool expands = known && (known->isPointwise() || known->isFirst()) &&
@@ -148,7 +183,7 @@ class Joiner {
         joined_.push_back(node);
       }
     } else if (convolution->isPointwise()) {
-      auto* before = producerOf(node, *convolution);
+      auto* before = producerOf(node, convolution->data, 1);
       if (std::find(joined_.begin(), joined_.end(), before) != joined_.end()) {
         join(before, node);
       }

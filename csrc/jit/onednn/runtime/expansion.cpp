@@ -32,6 +32,15 @@ int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
   return llga::rowsAtOnce(rows, e.size[1], e.stride, e.outputs != 0 ? e.result_size[1] : 0);
 }
 
+// Of a pixel of the result without a projection.
+int64_t numbersOfPixel(const Expansion& e) { return e.keeps_expanded ? 2 * e.channels : e.channels; }
+
+// Those with wider vectors can't take fewer channels than one holds.
+const depthwise::Kernels& depthwiseKernels(const Expansion& e) {
+  const auto& widest = depthwise::kernels();
+  return e.channels < widest.width ? depthwise::avx2 : widest;
+}
+
 int64_t rowsUnder(const Expansion& e, int64_t rows) {
   return llga::rowsUnder(rows, e.window, e.stride);
 }
@@ -66,7 +75,7 @@ int64_t costOf(const Expansion& e, const Division& division) {
   }
   // Half of each pixel is in another core's cache, for what reads the result.
   const bool joins = e.outputs != 0;
-  const auto numbers = e.result_size[0] * e.result_size[1] * (joins ? e.outputs : e.channels);
+  const auto numbers = e.result_size[0] * e.result_size[1] * (joins ? e.outputs : numbersOfPixel(e));
   return products + kRead * (weights + numbers) + (joins ? kJoin : 0);
 }
 
@@ -135,7 +144,7 @@ class Worker {
         data_(data),
         part_(part),
         rows_(rowsUnder(e, step)),
-        width_(e.outputs != 0 ? part.channels : e.channels),
+        width_(e.outputs != 0 ? part.channels : numbersOfPixel(e)),
         memory_(memory),
         wide_(memory + rows_ * e.size[1] * part.channels),
         copied_(wide_ + wideNumbers(e, step)),
@@ -187,7 +196,8 @@ class Worker {
     const auto pixels = (end - row) * e_.result_size[1];
     const bool projects = e_.outputs != 0;
     auto* result = static_cast<T*>(part_.result);  // but for a wide one
-    auto* lines = projects ? lines_ : result + pixel * width_ + part_.first_channel;
+    auto* kept = result + pixel * width_ + part_.first_channel;
+    auto* lines = projects ? lines_ : e_.keeps_expanded ? kept + e_.channels : kept;
     if (e_.first && first < last) {
       copy(*e_.first, first, last);
     }
@@ -196,6 +206,9 @@ class Worker {
       channels = channelsAtOnce(part_.channels - c);
       auto* chunk = memory_ + c * rows_ * e_.size[1];
       expand(first, last, c, channels, chunk);
+      if (e_.keeps_expanded) {
+        keep(row, end, channels, chunk, kept + c);
+      }
       for (auto y = row; y < end; ++y) {
         const auto at = (y - row) * e_.result_size[1];
         if constexpr (kNarrow) {
@@ -302,6 +315,20 @@ class Worker {
     }
   }
 
+  // The rows [row, end) of what is expanded, in the result.
+  void keep(int64_t row, int64_t end, int64_t channels, float* chunk, T* to) const {
+    const auto& loops = vector_loops::kernels();
+    const auto pixels = e_.size[1];
+    for (; row < end; ++row, to += pixels * width_) {
+      const auto* from = rowOf(chunk, row, channels);
+      if constexpr (kNarrow) {
+        loops.narrowRows(from, pixels, channels, to, width_);
+      } else {
+        loops.copyRows(from, pixels, channels, channels, to, width_);
+      }
+    }
+  }
+
   // Row `y` of the result.
   void depthwise(int64_t y, int64_t c, int64_t channels, float* chunk, float* to,
                  int64_t stride) const {
@@ -324,7 +351,7 @@ class Worker {
       const bool inside = under >= 0 && under < e_.size[0];
       row.source[k] = inside ? rowOf(chunk, under, channels) : nullptr;
     }
-    depthwise::kernels().find(e_.window, e_.window, e_.stride)(row);
+    depthwiseKernels(e_).find(e_.window, e_.window, e_.stride)(row);
   }
 
   static void activate(Activation activation, float* numbers, int64_t count) {
@@ -349,14 +376,19 @@ bool Expansion::isSupported() const {
   const bool known =
       type == Type::float32 || (usesAvx512Bf16() && inputs % 2 == 0 && channels % 2 == 0);
   // All channels together, where they are projected: no thread gets fewer than a vector then.
-  const auto width = depthwise::kernels().width;
-  const bool whole = channels % width == 0 || (outputs != 0 && channels > width);
+  const auto width = (keeps_expanded ? depthwiseKernels(*this) : depthwise::kernels()).width;
+  const bool together = keeps_expanded || outputs != 0;
+  const bool whole = channels % width == 0 || (together && channels > width);
+  const bool keeps = stride == 1 && size == result_size && outputs == 0 && !first;
   constexpr int64_t kMostRows = 5;  // of a window; others were not measured
-  return known && whole && window <= kMostRows &&
+  return known && whole && (keeps || !keeps_expanded) && window <= kMostRows &&
          depthwise::kernels().find(window, window, stride) != nullptr;
 }
 
 bool Expansion::pays() const {
+  if (keeps_expanded) {  // what is left out is a concatenation
+    return true;
+  }
   const auto threads = int64_t{at::get_num_threads()};
   const auto expanded = size[0] * size[1] * channels;  // numbers, of an image
   if (type == Type::bfloat16 && usesAmx()) {

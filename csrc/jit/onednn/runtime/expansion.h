@@ -3,7 +3,8 @@
 //
 //   expanded  = activation of pointwise(source)
 //   result    = activation of depthwise(expanded), or
-//               projection(activation of depthwise(expanded)) + addend
+//               projection(activation of depthwise(expanded)) + addend, or, as in GhostNets,
+//               expanded and activation of depthwise(expanded), one behind the other in each pixel
 //
 // In the place of the first one may be the first convolution of a network, of float32 images of a
 // few planes, in any order.
@@ -62,6 +63,8 @@ struct Expansion {
   Applied inner;
   Applied outer;
   int64_t outputs = 0;  // of the projection; 0: there is none
+  // The result has what is expanded, too. No projection; and as many pixels are in a result.
+  bool keeps_expanded = false;
 
   struct Data {
     const void* source;

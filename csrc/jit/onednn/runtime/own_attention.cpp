@@ -553,7 +553,9 @@ class NodeFinder : Finder {
     const auto* product = operands.result;
     const auto result = resultOf(product, *factsOf(product).strides);
     const Shape results{kernel.batch, kernel.heads, kernel.queries, kernel.value_size};
-    const bool grouped = constant("enable_gqa").toBool() && kernel.heads % kernel.key_heads == 0;
+    // One head of keys is that of all queries, as sizes of 1 always are.
+    const bool grouped = (constant("enable_gqa").toBool() || kernel.key_heads == 1) &&
+                         kernel.heads % kernel.key_heads == 0;
     if (result.sizes != results || (kernel.heads != kernel.key_heads && !grouped)) {
       refuse(fmt::format("{} heads of queries, {} of keys", kernel.heads, kernel.key_heads));
     }

@@ -962,6 +962,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
       ops[next]->inputs()[0].id != found.result.id) {
     return std::nullopt;
   }
+  const auto expanded = found.result.id;
   const auto& depthwise = *ops[next++];
   const auto& weight = *depthwise.inputs()[1].sizes;
   const auto strides = depthwise.get_attr<Shape>(Attr::strides);
@@ -996,6 +997,15 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
       found.addend = addend;
       found.result = ops[next - 1]->outputs()[0];
     }
+  }
+  if (found.projection == nullptr && next < ops.size() && ops[next]->kind() == OpKind::Concat &&
+      ops[next]->get_attr<int64_t>(Attr::axis) == 1) {
+    const auto& parts = ops[next]->inputs();
+    if (parts.size() != 2 || parts[0].id != expanded || parts[1].id != found.result.id) {
+      return std::nullopt;
+    }
+    kernel.keeps_expanded = true;
+    found.result = ops[next++]->outputs()[0];
   }
   kernel.type = type == at::kFloat ? Expansion::Type::float32 : Expansion::Type::bfloat16;
   kernel.images = (*found.data.sizes)[0];

@@ -222,9 +222,7 @@ bool isFastPointwise(const FoundPointwise& found, bool whole) {
 
 bool gathersMuch(const PointwiseChain& arranged) {
   constexpr int64_t kMany = 1 << 14;
-  return c10::multiply_integers(arranged.sizes) >= kMany &&
-         std::any_of(arranged.data.begin(), arranged.data.end(),
-                     [](const auto& port) { return port.strides.back() > 1; });
+  return c10::multiply_integers(arranged.sizes) >= kMany && arranged.gathers();
 }
 
 bool isAppliedByRow(const Operand& product, const Operand& operand) {

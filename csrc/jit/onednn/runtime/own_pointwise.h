@@ -51,8 +51,7 @@ bool isSlowPointwise(const FoundPointwise& found, const std::vector<Layout>& dat
 // keeps the values in registers, and is faster.
 bool isFastPointwise(const FoundPointwise& found, bool whole);
 
-// Whether many numbers would be read one by one, as of images in another order than the results:
-// oneDNN turns those over faster.
+// Whether many numbers would be read one by one: oneDNN may turn those over faster.
 bool gathersMuch(const PointwiseChain& arranged);
 
 // Whether oneDNN has a reference kernel for a binary op on the result of a matrix product, of more

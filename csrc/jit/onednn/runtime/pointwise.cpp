@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "jit/onednn/runtime/bfloat16.h"
+#include "jit/onednn/runtime/image_rows.h"
 
 namespace llga {
 namespace {
@@ -17,17 +18,29 @@ using vector_loops::kernels;
 using Port = PointwiseChain::Port;
 
 // Numbers that are computed at a time: the values of a chain stay in the first cache.
-int64_t stripOf(size_t values) {
+int64_t numbersAtOnce(size_t values) {
   constexpr int64_t kAll = 1 << 13;
   constexpr int64_t kLeast = 1 << 8;
   constexpr int64_t kMost = 1 << 10;
   return std::clamp(kAll / static_cast<int64_t>(values), kLeast, kMost);
 }
 
-// Rows that a strip has of so many numbers: of long ones, which need not be brought together, one.
-int64_t rowsOf(int64_t strip, int64_t columns) {
+// What a strip has of rows and columns, of so many numbers at most; whole rows if they are asked
+// for. Long ones need not be brought together, but for data that lies across.
+std::array<int64_t, 2> stripOf(int64_t numbers, int64_t columns, bool across, bool whole) {
   constexpr int64_t kLong = 1 << 8;
-  return columns < kLong ? strip / columns : 1;
+  constexpr int64_t kLine = 16;  // of a cache, numbers
+  if (across) {
+    const auto wide = whole ? columns : std::min(columns, numbers / kLine);
+    return {std::max(kLine, numbers / wide), wide};
+  }
+  const auto wide = whole ? columns : std::min(columns, numbers);
+  return {columns < kLong ? std::max<int64_t>(1, numbers / columns) : 1, wide};
+}
+
+// Whether rows lie side by side, number by number.
+bool liesAcross(const Port& port) {
+  return port.strides.end()[-2] == 1 && port.strides.end()[-1] > 1;
 }
 
 bool isOneNumber(const Port& port) {
@@ -128,6 +141,12 @@ bool PointwiseChain::readsRows() const {
                      [](const Instruction& one) { return !one.pointwise; });
 }
 
+bool PointwiseChain::gathers() const {
+  return std::any_of(data.begin(), data.end(), [](const Port& port) {
+    return port.strides.back() > 1 && !liesAcross(port);
+  });
+}
+
 std::optional<size_t> PointwiseChain::mayOverwrite() const {
   const auto& [value, port] = results.front();
   if (results.size() != 1 || value + 1 != data.size() + instructions.size()) {
@@ -151,7 +170,7 @@ class PointwiseChain::Strip {
         to_(to),
         most_(most),
         memory_(std::make_unique_for_overwrite<float[]>(
-            (chain.data.size() + chain.instructions.size()) * (most_ + kBetween))),
+            (chain.data.size() + chain.instructions.size() + 1) * (most_ + kBetween))),
         values_(chain.data.size() + chain.instructions.size()) {
     for (const auto i : c10::irange(chain.data.size())) {
       if (isOneNumber(chain.data[i])) {
@@ -235,6 +254,9 @@ class PointwiseChain::Strip {
     values_[i] = to;
     if (isWhole(port, sizes)) {
       values_[i] = static_cast<const float*>(from_[i]) + offset;
+    } else if (liesAcross(port)) {
+      transpose(columnsOf(port, from_[i], sizes, offset), sizes[1], sizes[0],
+                port.dtype == at::kFloat ? strides[1] : sizes[0], to, sizes[1]);
     } else if (port.dtype == at::kBool) {
       if (strides[1] == 1) {
         kernels().widenRowsOfBytes(static_cast<const uint8_t*>(from_[i]) + offset, sizes[0],
@@ -260,6 +282,24 @@ class PointwiseChain::Strip {
     }
   }
 
+  // Of data that lies across; those of other types are widened, and lie one behind the other.
+  const float* columnsOf(const Port& port, const void* data, const std::array<int64_t, 2>& sizes,
+                         int64_t offset) {
+    if (port.dtype == at::kFloat) {
+      return static_cast<const float*>(data) + offset;
+    }
+    auto* wide = buffer(values_.size());
+    const auto stride = port.strides.back();
+    if (port.dtype == at::kBool) {
+      kernels().widenRowsOfBytes(static_cast<const uint8_t*>(data) + offset, sizes[1], sizes[0],
+                                 stride, wide);
+    } else {
+      kernels().widenRows(static_cast<const Bfloat16*>(data) + offset, sizes[1], sizes[0], stride,
+                          wide);
+    }
+    return wide;
+  }
+
   const PointwiseChain& chain_;
   const void* const* from_;
   void* const* to_;
@@ -272,10 +312,11 @@ void PointwiseChain::run(const void* const* from, void* const* to) const {
   constexpr int64_t kForOne = 1 << 15;  // functions of numbers that are not worth a second thread
   const auto rows = sizes.end()[-2];
   const auto columns = sizes.end()[-1];
-  const auto least = readsRows() ? columns : 1;
-  const auto strip = std::max(least, stripOf(data.size() + instructions.size()));
-  const auto wide = std::min(columns, strip);
-  const auto high = rowsOf(strip, columns);
+  const bool lies_across = std::any_of(data.begin(), data.end(), liesAcross);
+  const auto strip = stripOf(numbersAtOnce(data.size() + instructions.size()), columns,
+                             lies_across, readsRows());
+  const auto high = strip[0];
+  const auto wide = strip[1];
   const auto across = at::ceil_div(columns, wide);
   const auto down = at::ceil_div(rows, high);
   const auto outer_rank = sizes.size() - 2;

@@ -61,6 +61,10 @@ struct PointwiseChain {
   // Whether there is a softmax.
   bool readsRows() const;
 
+  // Whether numbers of data in the last dimension are apart, and lie not across either: with those
+  // of the dimension before side by side. Only what is arranged.
+  bool gathers() const;
+
  private:
   class Strip;
 };
