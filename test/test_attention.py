@@ -98,9 +98,7 @@ ATTENTION = {
     "causal_and_fewer_keys": Attention(queries=90, keys=20, options="is_causal=True"),
     "grouped": Attention(2, 8, key_heads=2, options="enable_gqa=True"),
     "one_head_of_keys": Attention(2, 8, key_heads=1),
-    "one_head_of_keys_and_mask": Attention(
-        2, 8, key_heads=1, options="attn_mask=m", mask=lower
-    ),
+    "one_head_of_keys_and_mask": Attention(2, 8, key_heads=1, options="attn_mask=m", mask=lower),
     "large": Attention(1, 1, 300, 300, options="scale=40.0"),
 }
 ATTENTION |= {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import FileCheck
 
 import llga_fuser
@@ -3248,6 +3248,54 @@ def test_once_per_sizes_of_what_is_measured_inside() -> None:
     )
     graph = after("once_per_sizes", text)
     graph.lint()
+
+
+TARGETED = """
+graph(%x : Tensor, %n : int):
+  %none : NoneType = prim::Constant()
+  %float : int = prim::Constant[value=6]()
+  %1 : int = prim::Constant[value=1]()
+  %r : Tensor = aten::arange(%n, %float, %none, %none, %none)
+  %s : Tensor = aten::sin(%r)
+  %d : Tensor = aten::div(%s, %r)
+  %t : Tensor = llga::as_target(%d, %s)
+  %w : Tensor = aten::unsqueeze(%t, %1)
+  %y : Tensor = aten::mul(%x, %w)
+  return (%y)
+"""
+
+
+def test_once_per_sizes_of_what_was_computed_in_place() -> None:
+    """DeBERTa divides its positions' queries in place."""
+    graph = after("once_per_sizes", TARGETED)
+    assert kinds(graph) == ["llga::OncePerSizes", "aten::mul"]
+    once = next(n for n in graph.nodes() if n.kind() == "llga::OncePerSizes")
+    inside = [n.kind() for n in once.g("Subgraph").nodes() if n.kind() != "prim::Constant"]
+    assert inside == ["aten::arange", "aten::sin", "aten::div", "aten::unsqueeze"]
+    # A target that others compute; a result that is written over what once was computed.
+    text = TARGETED.replace("as_target(%d, %s)", "as_target(%d, %x)")
+    assert "llga::as_target" in kinds(after("once_per_sizes", text))
+    text = TARGETED.replace("%d : Tensor = aten::div(%s, %r)", "%d : Tensor = aten::div(%s, %x)")
+    left = kinds(after("once_per_sizes", text))
+    assert "aten::sin" in left and "llga::as_target" in left
+
+
+def test_once_per_sizes_of_what_is_divided_in_place() -> None:
+    m = net(
+        "q = self.l(self.p[: x.size(1)]).view(x.size(1), 4, 8).transpose(0, 1)\n"
+        "q /= torch.sqrt(torch.tensor(q.size(-1), dtype=torch.float) * 3)\n"
+        "return torch.relu(x) @ q",
+        l=nn.Linear(32, 32),
+        p=torch.randn(20, 32),
+    ).eval()
+    with torch.no_grad():
+        script = llga_fuser.compile(m, torch.randn(4, 7, 7))
+        for size in (7, 5, 7):
+            x = torch.randn(4, size, size)
+            for _ in range(3):
+                torch.testing.assert_close(script(x), m(x), rtol=1e-5, atol=1e-5)
+        assert "llga::OncePerSizes" in kinds(torch.jit.last_executed_optimized_graph())
+        assert "aten::div_" not in kinds(torch.jit.last_executed_optimized_graph())
 
 
 RETURN_TWO = """%t : (Tensor, Tensor) = prim::TupleConstruct(%y, {})

@@ -121,7 +121,9 @@ ACROSS = {
 
 @pytest.mark.usefixtures("all_threads")
 @DTYPES
-@pytest.mark.parametrize("sizes", [(12, 64, 64), (2, 17, 1031), (1, 3, 2100, 9), (40, 500)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(12, 64, 64), (2, 17, 1031), (1, 3, 2100, 9), (40, 500)], ids=str
+)
 @pytest.mark.parametrize("case", ACROSS)
 def test_across(case: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     """Rows of one operand lie side by side, number by number: many more than what is gathered."""

@@ -102,7 +102,7 @@ class Finder {
   Finder(Block* block, const AliasDb& aliases) : block_(block), aliases_(aliases) {
     walk(block, [this](const Node* node) {
       if (node->kind() == asTargetKind()) {
-        targets_.push_back(node->input(1));
+        targets_.push_back(node);
       }
     });
   }
@@ -134,7 +134,7 @@ class Finder {
     }
     const bool known = node->kind() == prim::NumToTensor || node->kind() == prim::ListUnpack ||
                        node->kind() == prim::ListConstruct || node->kind() == prim::dtype ||
-                       node->kind() == prim::device ||
+                       node->kind() == prim::device || node->kind() == asTargetKind() ||
                        (node->kind().is_aten() && node->maybeSchema() != nullptr);
     if (!known) {
       return false;
@@ -180,8 +180,9 @@ class Finder {
   }
 
   bool isTarget(const Value* value) const {
-    return std::any_of(targets_.begin(), targets_.end(),
-                       [&](const Value* target) { return aliases_.mayAlias(target, value); });
+    return std::any_of(targets_.begin(), targets_.end(), [&](const Node* target) {
+      return members_.count(target) == 0 && aliases_.mayAlias(target->input(1), value);
+    });
   }
 
   bool isReadOutside(const Value* value) const {
@@ -247,8 +248,20 @@ class Finder {
   std::unordered_set<const Node*> members_;
   std::unordered_set<const Node*> banned_;
   // Of in-place ops that remove_mutation took out and the graph fuser may put back.
-  std::vector<const Value*> targets_;
+  std::vector<const Node*> targets_;
 };
+
+// What is computed once need not be computed in place.
+void dropTargets(Nodes& nodes) {
+  std::erase_if(nodes, [](Node* node) {
+    if (node->kind() != asTargetKind()) {
+      return false;
+    }
+    node->output()->replaceAllUsesWith(node->input(0));
+    node->destroy();
+    return true;
+  });
+}
 
 // Copies of the lists that only tell a node sizes, in front of it.
 void takeLists(Nodes& nodes) {
@@ -275,6 +288,7 @@ void oncePerSizes(const GraphPtr& graph) {
     found = Finder(graph->block(), aliases).find();
   }
   for (auto& nodes : found) {
+    dropTargets(nodes);
     replaceFactories(nodes);
     takeLists(nodes);
     std::for_each(nodes.begin(), nodes.end(), readFirstOutputs);

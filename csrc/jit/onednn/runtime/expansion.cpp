@@ -83,7 +83,8 @@ int64_t costOf(const Expansion& e, const Division& division) {
 // sum over all channels then, and there may be few. Dividing the rows expands some of them twice.
 Division divided(const Expansion& e, int64_t parts) {
   Division best{1, std::min(parts, e.result_size[0])};
-  const bool whole = e.channels % depthwise::kernels().width == 0;  // so that no part has too few
+  // No part has fewer channels than a vector holds.
+  const bool whole = e.channels % depthwise::kernels().width == 0;
   const bool may = whole && (e.outputs == 0 || e.type == Expansion::Type::float32);
   const auto most = may ? std::min(parts, at::ceil_div(e.channels, Linear::kernels().panel)) : 1;
   auto least = most > 1 ? costOf(e, best) : 0;
@@ -375,13 +376,10 @@ class Worker {
 bool Expansion::isSupported() const {
   const bool known =
       type == Type::float32 || (usesAvx512Bf16() && inputs % 2 == 0 && channels % 2 == 0);
-  // All channels together, where they are projected: no thread gets fewer than a vector then.
-  const auto width = (keeps_expanded ? depthwiseKernels(*this) : depthwise::kernels()).width;
-  const bool together = keeps_expanded || outputs != 0;
-  const bool whole = channels % width == 0 || (together && channels > width);
+  const bool enough = channels >= depthwiseKernels(*this).width;
   const bool keeps = stride == 1 && size == result_size && outputs == 0 && !first;
   constexpr int64_t kMostRows = 5;  // of a window; others were not measured
-  return known && whole && (keeps || !keeps_expanded) && window <= kMostRows &&
+  return known && enough && (keeps || !keeps_expanded) && window <= kMostRows &&
          depthwise::kernels().find(window, window, stride) != nullptr;
 }
 
