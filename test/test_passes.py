@@ -50,6 +50,7 @@ PASSES = [
     "widen_quantized",
     "drop_casts",
     "sequences_as_images",
+    "merge_parts",
     "merge_branches",
     "prepare_quantized",
     "prepare_binary",
@@ -2939,6 +2940,89 @@ def test_merge_branches_keeps_what_is_not_finite(number: float) -> None:
             node.t_("value", torch.full(node.t("value").shape, number))
     _C.run_pass("merge_branches", graph)
     assert [node.kind() for node in walk(graph)].count("aten::conv2d") == 2
+
+
+APART = "p, q = torch.split(x, [8, 8], 1)\nreturn self.n(torch.cat([self.a(p), self.b(q)], 1))"
+MERGED_PARTS = {
+    # Code, and what is left of convolutions, norms and concatenations.
+    "norm": (APART, (1, 0, 0)),
+    "activation": (APART.replace("self.n(", "F.relu("), (1, 0, 0)),
+    "one bias": (APART.replace("self.b", "self.c"), (1, 0, 0)),
+    "chunks": (APART.replace("torch.split(x, [8, 8], 1)", "x.chunk(2, 1)"), (1, 0, 0)),
+    "equal parts": (APART.replace("[8, 8]", "8"), (1, 0, 0)),
+    "depthwise": (APART.replace("self.a", "self.d").replace("self.b", "self.d"), (1, 0, 0)),
+    "zeros": (APART.replace("self.n", "self.z"), (1, 1, 0)),
+    "norm of other values": (APART.replace("1))", "1) + 1.0)"), (1, 1, 0)),
+    "one after the other": (
+        """p, q = torch.split(x, [8, 8], 1)
+x = torch.cat([self.e(p), self.e(q)], 1)
+r, s = torch.split(x, [8, 8], 1)
+return torch.cat([self.e(r), self.e(s)], 1)""",
+        (2, 0, 0),
+    ),
+    "other outputs": (APART.replace("self.b", "self.e").replace("self.n", "F.relu"), (2, 0, 1)),
+    "other dilation": (APART.replace("self.b(q)", "self.s(q)"), (2, 1, 1)),
+    "windows": (APART.replace("self.a", "self.w").replace("self.b", "self.w"), (2, 1, 1)),
+    "other order": (APART.replace("[self.a(p), self.b(q)]", "[self.b(q), self.a(p)]"), (2, 1, 1)),
+    "more parts": (
+        APART.replace("p, q", "p, q, r").replace("[8, 8]", "[8, 6, 2]").replace("(q)", "(p)"),
+        (2, 1, 1),
+    ),
+    "part of a part": (
+        APART.replace("self.n", "p.sum() + self.n"),
+        (2, 1, 1),
+    ),
+    "result wanted": (
+        """p, q = torch.split(x, [8, 8], 1)
+y = self.a(p)
+return self.n(torch.cat([y, self.b(q)], 1)).sum() + y""",
+        (2, 1, 1),
+    ),
+    "other dimension": (APART.replace("[8, 8], 1", "[4, 4], 2"), (2, 1, 1)),
+    "other concatenation": (APART.replace("1))", "2))").replace("self.n", "F.relu"), (2, 0, 1)),
+    "written to": (APART.replace("return", "p.mul_(2.0)\nreturn"), (2, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", MERGED_PARTS)
+def test_merge_parts(case: str) -> None:
+    """Convolutions of parts become one in groups, where they are all parts, and in order."""
+    code, left = MERGED_PARTS[case]
+    torch.manual_seed(0)
+    m = net(
+        code,
+        a=nn.Conv2d(8, 12, 1, bias=False),
+        b=nn.Conv2d(8, 12, 1, bias=False),
+        c=nn.Conv2d(8, 12, 1),
+        d=nn.Conv2d(8, 8, 3, 1, 1, groups=8),
+        e=nn.Conv2d(8, 8, 1),
+        n=nn.BatchNorm2d(16 if case == "depthwise" else 24),
+        s=nn.Conv2d(8, 12, 1, dilation=2),
+        w=nn.Conv2d(8, 12, 3, padding=1),
+        z=nn.BatchNorm2d(24),
+    ).eval()
+    with torch.no_grad():
+        for name in ("running_mean", "running_var", "weight", "bias"):
+            getattr(m.n, name).uniform_(0.5, 1.5)
+        m.z.weight[3] = 0
+    x = torch.randn(2, 8 if case == "other dimension" else 16, 8, 7)
+    with torch.no_grad():
+        script = torch.jit.freeze(torch.jit.trace(m, x, check_trace=False), optimize_numerics=False)
+    graph = script.graph.copy()
+    graph.eraseInput(0)
+    _C.run_pass("merge_parts", graph)
+    torch._C._jit_pass_lint(graph)
+    found = Counter(node.kind() for node in walk(graph))
+    assert (
+        found["aten::_convolution"],
+        found["aten::batch_norm"],
+        found["aten::cat"],
+    ) == left
+    function = torch._C._create_function_from_graph("f", graph)
+    for size in (x.shape, (1, x.shape[1], 8, 1)):
+        y = torch.randn(size)
+        with torch.no_grad():
+            torch.testing.assert_close(function(y.clone()), m(y.clone()), rtol=1e-5, atol=1e-5)
 
 
 class Branched(torch.nn.Module):

@@ -54,6 +54,8 @@ const std::vector<PassEntry>& passes() {
        "stops at casts"},
       {"sequences_as_images", sequencesAsImages,
        "after drop_casts, as it moves casts; before all that looks at images"},
+      {"merge_parts", mergeParts,
+       "after drop_casts, likewise; before merge_branches, for which one may be a branch"},
       {"merge_branches", mergeBranches,
        "after drop_casts, as casts part the branches under autocast; before fusing"},
       {"prepare_quantized", prepareQuantized,

@@ -27,6 +27,7 @@ void widenBfloat16(const GraphPtr& graph);
 void widenQuantized(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
 void sequencesAsImages(const GraphPtr& graph);
+void mergeParts(const GraphPtr& graph);
 void mergeBranches(const GraphPtr& graph);
 void prepareQuantized(const GraphPtr& graph);
 void prepareBinary(const GraphPtr& graph);
