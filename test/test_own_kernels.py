@@ -2629,6 +2629,17 @@ EXPANSIONS = {
     "two, stride": Expansion((1, 16, 96, 80), 112, stride=2, inner="F.silu", outer="F.silu"),
     "two, one thread": Expansion((1, 16, 96, 80), 112, inner="F.silu", outer="", threads=1),
     "two, five": Expansion((1, 8, 61, 80), 176, window=5, padding=2, outer="F.silu"),
+    "prelu": Expansion((1, 16, 14, 14), 96, 24, inner="self.p", outer="self.q"),
+    "prelu, residual": Expansion(
+        (1, 24, 29, 15), 144, 24, inner="self.p", outer="self.q", sum="+ x"
+    ),
+    "prelu, first": Expansion((2, 16, 29, 14), 41, 24, inner="self.p", outer="F.relu", stride=2),
+    "prelu, second": Expansion((1, 16, 29, 14), 96, 24, inner="F.silu", outer="self.q"),
+    "prelu, two": Expansion((1, 16, 96, 80), 112, inner="self.p", outer="self.q"),
+    "prelu, by channels": Expansion((1, 96, 14, 14), 576, inner="self.p", outer="self.q"),
+    "large, prelu": Expansion(
+        (4, 16, 72, 64), 128, 24, inner="self.p", outer="self.q", narrow=True
+    ),
     "two, odd channels": Expansion((1, 16, 96, 80), 97),
     "two, a few more channels than 64": Expansion((2, 16, 40, 42), 72, outer="F.silu"),
     "two, less than a vector with AVX-512": Expansion((1, 16, 40, 42), 12, stride=2),
@@ -2684,7 +2695,12 @@ def expansion(case: Expansion) -> nn.Module:
         e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
         a=nn.Conv2d(c.size[1], max(c.outputs, 1), 1),
         b=nn.Conv2d(c.size[1], max(c.outputs, 1), 1, c.stride),
+        p=nn.PReLU(c.channels),
+        q=nn.PReLU(c.channels),
     )
+    with torch.no_grad():
+        for slopes in (module.p.weight, module.q.weight):
+            slopes.uniform_(-0.5, 1.5)
     return module.eval()
 
 
@@ -2705,7 +2721,7 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     found = kernels_of(last, x.to(dtype, memory_format=torch.channels_last))
     own = [name for name in found if name.startswith("llga_expansion")]
     pays = c.own and pays_to_expand(c.size[0], math.prod(c.size[2:]), c.threads)
-    activated = not {"F.silu", "F.gelu"}.isdisjoint((c.inner, c.outer))
+    activated = not {"F.silu", "F.gelu", "self.p", "self.q"}.isdisjoint((c.inner, c.outer))
     expanded = c.channels * c.size[0] * math.prod(c.size[2:])
     even = c.size[1] % 2 == 0 and c.channels % 2 == 0
     if dtype == torch.bfloat16 and has_matrix_units():
@@ -2746,6 +2762,7 @@ GHOSTS = {
     "batch": Ghost((5, 8, 33, 32), 160, inner="", outer="F.silu"),
     "many threads": Ghost((1, 8, 40, 12), 72, threads=5),
     "one thread": Ghost((1, 16, 96, 80), 112, threads=1, inner="F.hardswish"),
+    "prelu": Ghost((1, 16, 28, 29), 24, inner="self.p", outer="self.p", groups=5, own=False),
     # What stays with oneDNN.
     "one pixel": Ghost((2, 8, 1, 1), 16, own=False),
     "few channels": Ghost((1, 16, 28, 29), 7, own=False),
@@ -2791,6 +2808,7 @@ def test_ghost(case: str, dtype: torch.dtype) -> None:
         c.code.replace("INNER", c.inner).replace("OUTER", c.outer),
         c=nn.Conv2d(c.size[1], c.channels, 1, bias=c.bias),
         d=d,
+        p=nn.PReLU(c.channels),
     ).eval()
     x = torch.randn(c.size)
     check(m, [x], groups=c.groups, dtype=dtype, memory_format=torch.channels_last)
@@ -2977,7 +2995,7 @@ def test_expansion_of_contiguous_images(case: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
-@pytest.mark.parametrize("activation", ["F.relu6", "F.silu", "F.hardswish", ""])
+@pytest.mark.parametrize("activation", ["F.relu6", "F.silu", "F.hardswish", "self.p", ""])
 def test_expansion_of_special_values(activation: str, value: float, threads: int) -> None:
     c = EXPANSIONS["batch"]._replace(inner=activation, outer=activation, sum="+ self.a(x)")
     m = expansion(c).to(memory_format=torch.channels_last)
@@ -2992,8 +3010,8 @@ def test_expansion_of_subnormal_numbers(dtype: torch.dtype) -> None:
     c = EXPANSIONS["batch"]
     m = expansion(c).to(memory_format=torch.channels_last, dtype=dtype)
     with torch.no_grad():
-        for layer in m.children():
-            layer.bias.zero_()
+        for name in "abcde":
+            getattr(m, name).bias.zero_()
     x = (torch.randn(c.size) * 1e-38).to(dtype).to(memory_format=torch.channels_last)
     with torch.no_grad():
         script = to_script(m, [x])

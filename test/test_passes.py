@@ -2111,6 +2111,35 @@ def test_join_depthwise(result: str, left: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({"aten::relu(": "aten::prelu("}, 1),
+        ({"%2": "aten::prelu(", "%4": "aten::relu("}, 1),
+        ({"%2": "aten::relu(", "%4": "aten::prelu("}, 1),
+        ({"aten::relu(": "aten::prelu(", "RESULT": ", %1"}, 5),
+        ({"aten::relu(": "aten::prelu(", "RESULT": ", %3"}, 3),
+        ({"aten::relu(": "aten::prelu(", "RESULT": ", %4"}, 2),
+    ],
+    ids=["both", "first", "second", "first read", "second read", "sloped read"],
+)
+def test_join_depthwise_with_slopes(changes: dict[str, str], left: int) -> None:
+    text = EXPANSION.replace("RESULT", changes.get("RESULT", ""))
+    slopes = "  %s : Float(8, strides=[1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()\n"  # noqa: E501
+    text = text.replace("  %none :", f"{slopes}  %none :")
+    for value in ("%2", "%4"):
+        op = changes.get(value, changes.get("aten::relu("))
+        if op == "aten::prelu(":
+            line = next(line for line in text.splitlines() if line.startswith(f"  {value} "))
+            text = text.replace(line, line.replace("aten::relu(", op)[:-1] + ", %s)")
+    graph = parsed(text)
+    _C.run_pass("graph_fuser", graph)
+    _C.run_pass("join_depthwise", graph)
+    torch._C._jit_pass_lint(graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert len(groups) == left
+
+
+@pytest.mark.parametrize(
     ("parts", "dim", "result", "left"),
     [
         ("%2, %4", 1, "", 1),

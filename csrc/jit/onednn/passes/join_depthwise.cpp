@@ -17,6 +17,8 @@
 // ->
 //   %4 = llga::FusionGroup[Subgraph=<conv2d, relu, conv2d, relu, cat>](%1)
 //
+// PReLU, which oneDNN leaves in a group of its own, may stand for the activations (MobileFaceNet).
+//
 // oneDNN has no partition of all three; a plan for the group may compute them a few rows at a time
 // (runtime/expansion.h). MobileNets and EfficientNets have them in each block.
 #include <torch/csrc/jit/ir/alias_analysis.h>
@@ -129,6 +131,19 @@ Node* producerOf(Node* group, const Value* data, size_t readers) {
   return nullptr;
 }
 
+// Whether the group is PReLU alone, whose slopes are constant.
+bool isSloped(const Node* group) {
+  const auto* op = soleComputation(*group->g(torch::jit::attr::Subgraph));
+  return op != nullptr && op->kind() == aten::prelu &&
+         torch::jit::toIValue(op->namedInput("weight")).has_value();
+}
+
+// Likewise producerOf() of what PReLU reads.
+Node* producerOfSloped(Node* group) {
+  const auto* op = soleComputation(*group->g(torch::jit::attr::Subgraph));
+  return producerOf(group, op->namedInput("self"), 1);
+}
+
 // The groups of a pointwise convolution, and of a depthwise one of its result, if `group` is the
 // concatenation of both results and nobody else reads these; else nothing.
 std::vector<Node*> concatenated(Node* group) {
@@ -168,35 +183,55 @@ class Joiner {
       mergeIntoGroup(groups, aliases_);
       return;
     }
+    if (isSloped(node)) {
+      auto* before = producerOfSloped(node);
+      if (isJoined(before) && join({before}, node)) {
+        joined_.push_back(node);
+      }
+      return;
+    }
     const auto widened = widenedProjection(node);
     const auto convolution = widened ? widened : soleConvolution(node);
     if (!convolution) {
       return;
     }
     if (convolution->isDepthwise()) {
-      auto* before = producerOf(node, convolution->data, 1);
-      const bool narrow = before != nullptr && !widenedProjection(before);
-      const auto known = narrow ? soleConvolution(before) : std::nullopt;
-      const bool expands = known && (known->isPointwise() || known->isFirst()) &&
-                           known->weight[0] == convolution->weight[0] && join(before, node);
+      const auto before = expanding(node, *convolution);
+      const bool expands = !before.empty() && join(before, node);
       if (expands || convolution->quantized) {
         joined_.push_back(node);
       }
     } else if (convolution->isPointwise()) {
       auto* before = producerOf(node, convolution->data, 1);
-      if (std::find(joined_.begin(), joined_.end(), before) != joined_.end()) {
-        join(before, node);
+      if (isJoined(before)) {
+        join({before}, node);
       }
     }
   }
 
  private:
-  bool join(Node* before, Node* node) {
-    if (!aliases_.moveBeforeTopologicallyValid(before, node)) {
-      return false;
+  bool isJoined(const Node* group) const {
+    return std::find(joined_.begin(), joined_.end(), group) != joined_.end();
+  }
+
+  // The groups that make the data of a depthwise convolution, the one of an expansion and maybe
+  // PReLU; empty if these are others.
+  static std::vector<Node*> expanding(Node* node, const Convolution& depthwise) {
+    std::vector<Node*> before{producerOf(node, depthwise.data, 1)};
+    if (before[0] != nullptr && isSloped(before[0])) {
+      before.insert(before.begin(), producerOfSloped(before[0]));
     }
-    torch::jit::SubgraphUtils::mergeNodeIntoSubgraphAndUpdateAliasing(before, node, aliases_);
-    return true;
+    auto* first = before.front();
+    const bool narrow = first != nullptr && !widenedProjection(first);
+    const auto known = narrow ? soleConvolution(first) : std::nullopt;
+    const bool expands = known && (known->isPointwise() || known->isFirst()) &&
+                         known->weight[0] == depthwise.weight[0];
+    return expands ? before : std::vector<Node*>{};
+  }
+
+  bool join(std::vector<Node*> nodes, Node* last) {
+    nodes.push_back(last);
+    return mergeIntoGroup(nodes, aliases_);
   }
 
   AliasDb aliases_;

@@ -15,11 +15,12 @@
 // its input against its schema, that output lives on where it should not: memory is held for it, no
 // number is wrong.
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <memory>
 
 #include "jit/onednn/ir.h"
 #include "jit/onednn/passes/known_shapes.h"
@@ -146,17 +147,14 @@ std::optional<Divided> joinsPixels(const Node* node) {
   if (!from || !to || from->size() < 4 || to->size() < 3) {
     return std::nullopt;
   }
-  const auto product = [](auto begin, auto end) {
-    return std::accumulate(begin, end, int64_t{1}, std::multiplies<>());
-  };
-  if (product(from->begin() + 2, from->end()) != to->back()) {
+  if (c10::multiply_integers(from->begin() + 2, from->end()) != to->back()) {
     return std::nullopt;
   }
   const auto all = to->size() - 1;
   for (size_t images = 1; images < all; ++images) {
     const auto channels = to->begin() + static_cast<std::ptrdiff_t>(images);
-    if (product(to->begin(), channels) == (*from)[0] &&
-        product(channels, to->end() - 1) == (*from)[1]) {
+    if (c10::multiply_integers(to->begin(), channels) == (*from)[0] &&
+        c10::multiply_integers(channels, to->end() - 1) == (*from)[1]) {
       return Divided{images, all - images};
     }
   }
@@ -171,11 +169,8 @@ bool dividesPixels(const Node* node) {
   if (!from || !to || from->size() < 3 || to->size() < 4 || (*from)[0] != (*to)[0]) {
     return false;
   }
-  const auto product = [](auto begin, auto end) {
-    return std::accumulate(begin, end, int64_t{1}, std::multiplies<>());
-  };
-  return product(to->begin() + 2, to->end()) == from->back() &&
-         product(from->begin() + 1, from->end() - 1) == (*to)[1];
+  return c10::multiply_integers(to->begin() + 2, to->end()) == from->back() &&
+         c10::multiply_integers(from->begin() + 1, from->end() - 1) == (*to)[1];
 }
 
 bool keepsSizes(const Node* node) {
@@ -234,16 +229,23 @@ bool makesView(const Node* node) {
   }
 }
 
+// Of the group that computes the value; null if none does.
+std::shared_ptr<Graph> subgraphOf(const Value* value) {
+  const auto* group = value->node();
+  return isFusionGroup(group) && group->hasAttribute(torch::jit::attr::Subgraph)
+             ? group->g(torch::jit::attr::Subgraph)
+             : nullptr;
+}
+
 // What a group makes this of that quantizes and does nothing else: in the same order. Null for any
 // other value.
 const Value* quantizedFrom(const Value* value) {
-  const auto* group = value->node();
-  if (!isFusionGroup(group) || group->inputs().size() != 1 ||
-      !group->hasAttribute(torch::jit::attr::Subgraph)) {
+  const auto subgraph = subgraphOf(value);
+  if (subgraph == nullptr || subgraph->inputs().size() != 1) {
     return nullptr;
   }
-  const auto* op = soleComputation(*group->g(torch::jit::attr::Subgraph));
-  return op != nullptr && isQuantize(op) ? group->input(0) : nullptr;
+  const auto* op = soleComputation(*subgraph);
+  return op != nullptr && isQuantize(op) ? value->node()->input(0) : nullptr;
 }
 
 bool mayLieAnyhow(const Value* value);
@@ -256,24 +258,18 @@ bool allMayLieAnyhow(at::ArrayRef<const Value*> views) {
                      [](const Value* view) { return view->uses().empty() || mayLieAnyhow(view); });
 }
 
-// Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
-// Not what is quantized in the order that a caller, or an op outside, gave it: TorchScript notes no
-// types there, and what lies anyhow is told from a type, or contiguous in eager.
 // Whether it is what a group looks up in a table. Nobody has asked whether those numbers are
 // finite, which groups ask of what is not another one's.
 bool isLookedUp(const Value* value) {
-  const auto* group = value->node();
-  if (!isFusionGroup(group) || !group->hasAttribute(torch::jit::attr::Subgraph)) {
-    return false;
-  }
-  const auto* node = soleComputation(*group->g(torch::jit::attr::Subgraph));
-  return node != nullptr && node->kind() == torch::jit::aten::embedding;
+  const auto subgraph = subgraphOf(value);
+  const auto* node = subgraph != nullptr ? soleComputation(*subgraph) : nullptr;
+  return node != nullptr && node->kind() == aten::embedding;
 }
 
 // Whether a group puts a constant in the place of some numbers that may be none: likewise.
 bool mayBeReplaced(const Value* value) {
-  const auto* group = value->node();
-  if (!isFusionGroup(group) || !group->hasAttribute(torch::jit::attr::Subgraph)) {
+  const auto subgraph = subgraphOf(value);
+  if (subgraph == nullptr) {
     return false;
   }
   const auto isFinite = [](const Value* from) {
@@ -282,7 +278,7 @@ bool mayBeReplaced(const Value* value) {
            (known->isTensor() ? at::isfinite(known->toTensor()).all().item<bool>()
                               : known->isScalar() && std::isfinite(known->toScalar().toDouble()));
   };
-  const auto nodes = group->g(torch::jit::attr::Subgraph)->nodes();
+  const auto nodes = subgraph->nodes();
   return std::any_of(nodes.begin(), nodes.end(), [&](const Node* node) {
     const bool chooses = node->kind() == aten::where && node->inputs().size() == 3;
     if (!chooses && node->kind() != aten::masked_fill) {
@@ -296,6 +292,9 @@ bool mayBeReplaced(const Value* value) {
   });
 }
 
+// Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
+// Not what is quantized in the order that a caller, or an op outside, gave it: TorchScript notes no
+// types there, and what lies anyhow is told from a type, or contiguous in eager.
 bool mayLieAnyhow(const Value* value) {
   if (const auto* from = quantizedFrom(value); from != nullptr && !isFree(from)) {
     return false;

@@ -222,6 +222,10 @@ class Worker {
         if (e_.outer.activation) {
           activate(*e_.outer.activation, wide_, pixels * channels);
         }
+        if (e_.outer.slopes) {
+          vector_loops::kernels().slopeRows(wide_, pixels, channels, channels,
+                                            data_.outer_slopes + part_.first_channel + c);
+        }
         vector_loops::kernels().narrowRows(wide_, pixels, channels, lines + c, width_);
       }
     }
@@ -232,6 +236,10 @@ class Worker {
         for (int64_t i = 0; i < (dense ? 1 : pixels); ++i) {
           activate(*e_.outer.activation, lines + i * width_, part_.channels * (dense ? pixels : 1));
         }
+      }
+      if (e_.outer.slopes) {
+        vector_loops::kernels().slopeRows(lines, pixels, part_.channels, width_,
+                                          data_.outer_slopes + part_.first_channel);
       }
     }
     if constexpr (kNarrow) {
@@ -312,6 +320,10 @@ class Worker {
       if (e_.inner.activation) {
         activate(*e_.inner.activation, problem.result, problem.rows * channels);
       }
+      if (e_.inner.slopes) {
+        vector_loops::kernels().slopeRows(problem.result, problem.rows, channels, channels,
+                                          data_.inner_slopes + channel);
+      }
       problem.source += rows * row_stride;
     }
   }
@@ -391,14 +403,14 @@ bool Expansion::pays() const {
   const auto expanded = size[0] * size[1] * channels;  // numbers, of an image
   if (type == Type::bfloat16 && usesAmx()) {
     constexpr int64_t kMostOfAll = 1 << 19;  // then oneDNN is as fast, where it has the activations
-    return outputs != 0 || inner.activation || outer.activation ||
+    return outputs != 0 || inner.isSlow() || outer.isSlow() ||
            (stride == 1 && images * expanded <= kMostOfAll);
   }
   if (type == Type::bfloat16) {  // oneDNN is faster where these stay in the caches
     constexpr int64_t kFewest = 1 << 18;
     constexpr int64_t kFewestOfAll = 1 << 21;
     constexpr int64_t kFewestActivated = 1 << 17;
-    if (inner.activation || outer.activation) {  // which take oneDNN longer than the products
+    if (inner.isSlow() || outer.isSlow()) {  // longer than the products
       return images * expanded >= kFewestActivated;
     }
     return images >= threads && expanded >= kFewest && images * expanded >= kFewestOfAll;

@@ -35,10 +35,13 @@ struct Expansion {
   using Pair = std::array<int64_t, 2>;  // vertical, horizontal
   enum class Type { float32, bfloat16 };
 
-  // One of the two, or none.
+  // One of them, or none.
   struct Applied {
     Rectifier rectifier = Rectifier::none;
     std::optional<Activation> activation;
+    bool slopes = false;  // PReLU, by channel
+
+    bool isSlow() const { return activation || slopes; }  // to be applied by oneDNN
   };
 
   // A first convolution with a window, which it has both ways, as strides and padding.
@@ -74,6 +77,8 @@ struct Expansion {
     const float* depthwise_bias;
     const void* projection;  // as toPanels() made it
     const float* projection_bias;
+    const float* inner_slopes;  // (channel), of PReLU
+    const float* outer_slopes;
     const void* addend;  // like the result, or null; may be the result
     void* result;        // overlaps nothing else
   };

@@ -229,6 +229,16 @@ size_t beforeConversion(const Ops& ops, size_t id) {
   return id;
 }
 
+// Whether it is PReLU with constant slopes, one for each channel.
+bool isSloped(const OpSpec& op, const LoweredGraph& graph) {
+  if (op.kind() != OpKind::PReLU || !graph.operands.at(op.inputs()[1].id).constant) {
+    return false;
+  }
+  const auto& data = op.inputs()[0];
+  const auto& slopes = op.inputs()[1];
+  return data.sizes && data.sizes->size() > 1 && slopes.sizes == Shape{(*data.sizes)[1]};
+}
+
 // What ops from `next` on apply to `value`, if it is an activation: then both are behind it.
 Expansion::Applied takeActivation(const Ops& ops, size_t& next, Operand& value) {
   Expansion::Applied found;
@@ -957,7 +967,17 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
                        nullptr, std::nullopt};
   auto& kernel = found.kernel;
   size_t next = 1;
-  kernel.inner = takeActivation(ops, next, found.result);
+  const auto takeApplied = [&](Expansion::Applied& applied, std::optional<Operand>& slopes) {
+    applied = takeActivation(ops, next, found.result);
+    const bool plain = applied.rectifier == Rectifier::none && !applied.activation;
+    if (plain && next < ops.size() && ops[next]->inputs()[0].id == found.result.id &&
+        isSloped(*ops[next], graph)) {
+      applied.slopes = true;
+      slopes = ops[next]->inputs()[1];
+      found.result = ops[next++]->outputs()[0];
+    }
+  };
+  takeApplied(kernel.inner, found.slopes[0]);
   if (next == ops.size() || !isImageConvolution(*ops[next], graph, type) ||
       ops[next]->inputs()[0].id != found.result.id) {
     return std::nullopt;
@@ -975,7 +995,7 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
   }
   found.depthwise = &depthwise;
   found.result = depthwise.outputs()[0];
-  kernel.outer = takeActivation(ops, next, found.result);
+  takeApplied(kernel.outer, found.slopes[1]);
   if (next < ops.size() && isPointwise(*ops[next], graph, type) &&
       ops[next]->inputs()[0].id == found.result.id) {
     found.projection = ops[next++];

@@ -1655,14 +1655,21 @@ class OwnSteps {
       }
       bias_at[i] = bindBias(step, inputs);
     }
+    std::array<size_t, 2> slopes_at{};
+    for (size_t i = 0; i < slopes_at.size(); ++i) {
+      if (const auto& slopes = found->slopes[i]) {
+        slopes_at[i] = bindParameter(step, *slopes, draft_.constantTensor(slopes->id));
+      }
+    }
     const auto addend = bindAddend(step, found->addend, found->result);
     addChannelsLastResult(step, found->result);
-    step.kernel = {[kernel, weight_at, bias_at, addend](auto from, auto to) {
+    step.kernel = {[kernel, weight_at, bias_at, slopes_at, addend](auto from, auto to) {
                      auto data = [&](size_t i) { return i != 0 ? from[i] : nullptr; };
                      auto floats = [&](size_t i) { return static_cast<const float*>(data(i)); };
                      kernel.run({from[0], data(weight_at[0]), floats(bias_at[0]),
                                  floats(weight_at[1]), floats(bias_at[1]), data(weight_at[2]),
-                                 floats(bias_at[2]), data(addend), to[0]});
+                                 floats(bias_at[2]), floats(slopes_at[0]), floats(slopes_at[1]),
+                                 data(addend), to[0]});
                    },
                    "convolution", fmt::format("llga_expansion:{}", kernel.isa())};
     draft_.plan->steps.push_back(std::move(step));

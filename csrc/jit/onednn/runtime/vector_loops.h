@@ -172,6 +172,10 @@ struct Kernels {
   void (*affineRowsToBytes)(const float* from, uint8_t* to, const Affine& affine);
   void (*affineRowsFromBytes)(const uint8_t* from, float* to, const Affine& affine);
 
+  // numbers[.][c] *= slope[c], of those that are not above 0; `stride` from row to row
+  void (*slopeRows)(float* numbers, int64_t rows, int64_t columns, int64_t stride,
+                    const float* slope);
+
   // to[.][c] = max(to[.][c] + from[.][c] * scale[c] + shift[c], least); NaN stays NaN.
   void (*addAffineRows)(const float* from, float* to, const Affine& affine);
   void (*addAffineRowsOfBytes)(const uint8_t* from, float* to, const Affine& affine);

@@ -339,6 +339,21 @@ void scaleRows(const T* from, int64_t rows, int64_t columns, const float* factor
   });
 }
 
+void slopeRows(float* numbers, int64_t rows, int64_t columns, int64_t stride, const float* slope) {
+  const Affine plain{rows, columns, stride, stride, slope, nullptr, 0};
+  const Vector zero{};
+  forBands<4>(columns, [&]<int64_t n>(int64_t c, int64_t first) {
+    Vector slopes[n];
+    for (int64_t v = 0; v < n; ++v) {
+      slopes[v] = loadUpTo(slope + c + v * kWidth, first);
+    }
+    mapBand<n>(static_cast<const float*>(numbers) + c, numbers + c, plain, first,
+               [&](Vector x, int64_t v, const float*) -> Vector {
+                 return x > zero ? x : x * slopes[v];
+               });
+  });
+}
+
 // `add`: to what is there.
 template <typename From, typename To, bool add>
 void affineRowsTo(const From* from, To* to, const Affine& affine) {
@@ -793,6 +808,7 @@ constexpr Kernels kKernels{kFunctions<float>,
                            affineRows<uint8_t, uint8_t>,
                            affineRows<float, uint8_t>,
                            affineRows<uint8_t, float>,
+                           slopeRows,
                            addAffineRows<float>,
                            addAffineRows<uint8_t>,
                            maxOfBytes,
