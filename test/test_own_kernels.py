@@ -2202,7 +2202,7 @@ def test_linear_with_an_operand_that_lies_otherwise(autocast: bool, code: str) -
     found = {p.implementation for group in groups for p in group.primitives}
     # Under autocast a sum alone joins the layer.
     ours = has_narrow_products() and code == "self.l(x) + y" if autocast else has_own_kernels()
-    if ours and "*" not in code:
+    if ours:
         assert "llga_copy" in found and any("llga_gemm" in name for name in found), found
         assert not any("ref" in name for name in found), found
 
@@ -2274,6 +2274,15 @@ ROWS = {
     "scaled_by_rows": Rows((1000, 300), 40, code="(self.l(x) + y) * self.v + self.z", threads=9),
     "scaled_twice": Rows((30, 24), 40, code="(self.l(x) + y) * self.v * self.z", own=""),
     "relu_of_scaled": Rows((30, 24), 40, code="F.relu((self.l(x) + y) * self.v)", own=""),
+    "gated": Rows((30, 24), 40, code="F.silu(self.l(x)) * y"),
+    "gated_from_the_left": Rows((2, 35, 24), 41, code="y * F.silu(self.l(x))", bias=False),
+    "gated_by_a_sigmoid": Rows((50, 24), 40, code="torch.sigmoid(self.l(x)) * y"),
+    "gated_by_gelu": Rows((50, 24), 40, code="F.gelu(self.l(x), approximate='tanh') * y"),
+    "gated_on_threads": Rows((300, 200), 70, code="F.silu(self.l(x)) * y", threads=7),
+    "gated_by_rows": Rows((1000, 300), 40, code="F.silu(self.l(x)) * y", threads=9),
+    "product": Rows((30, 24), 40, code="self.l(x) * y"),
+    "product_of_relu": Rows((30, 24), 40, code="F.relu(self.l(x)) * y"),
+    "product_of_sum": Rows((30, 24), 40, code="(self.l(x) + y) * y", own=""),
     "few_rows": Rows((7, 30), 16, own="avx512"),
     # For AVX-512 oneDNN computes both at once.
     "column_bias": Rows((30, 24), 40, code="torch.matmul(x, self.w) + self.u", own="avx2"),
@@ -2339,6 +2348,30 @@ def test_linear_of_many_rows(case: str) -> None:
     isa = "avx2" if has_avx2_kernels() else "avx512" if has_own_kernels() else "none"
     own = {f"llga_gemm:{isa}"} if isa in c.own.split() else set()
     assert {name for name in found if name.startswith("llga_gemm")} == own
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("rows", [1, 2, 200])
+@pytest.mark.parametrize("code", ["F.silu(self.l(x)) * {}", "{} * self.l(x)"])
+def test_gated_linear_of_what_groups_make(code: str, rows: int) -> None:
+    """The factor dies there, but is read when the sums are there already."""
+    for factor in ("F.relu(self.w(x))", "(x + 1.0).exp()", "x", "self.l(x)"):
+        m = net(code.format(factor), l=nn.Linear(48, 48), w=nn.Linear(48, 48)).eval()
+        check(m, [torch.randn(rows, 48)])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_gated_linear_with_special_values(value: float) -> None:
+    m = net("F.silu(self.l(x)) * y", "x, y", l=nn.Linear(40, 48)).eval()
+    x, y = torch.randn(30, 40), torch.randn(30, 48)
+    with torch.no_grad():
+        m.l.weight[:, 3] = 0
+        script = to_script(m, [x, y])
+        for where, place in ((x, 5), (x, 3), (y, 47)):
+            where[7, place] = value
+            for _ in range(3):
+                assert_same(script(x, y), m(x, y))
+            where[7, place] = 0.5
 
 
 @pytest.mark.usefixtures("all_threads")

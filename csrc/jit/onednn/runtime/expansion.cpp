@@ -33,7 +33,9 @@ int64_t rowsAtOnce(const Expansion& e, int64_t rows) {
 }
 
 // Of a pixel of the result without a projection.
-int64_t numbersOfPixel(const Expansion& e) { return e.keeps_expanded ? 2 * e.channels : e.channels; }
+int64_t numbersOfPixel(const Expansion& e) {
+  return e.keeps_expanded ? 2 * e.channels : e.channels;
+}
 
 // Those with wider vectors can't take fewer channels than one holds.
 const depthwise::Kernels& depthwiseKernels(const Expansion& e) {
@@ -75,7 +77,8 @@ int64_t costOf(const Expansion& e, const Division& division) {
   }
   // Half of each pixel is in another core's cache, for what reads the result.
   const bool joins = e.outputs != 0;
-  const auto numbers = e.result_size[0] * e.result_size[1] * (joins ? e.outputs : numbersOfPixel(e));
+  const auto numbers =
+      e.result_size[0] * e.result_size[1] * (joins ? e.outputs : numbersOfPixel(e));
   return products + kRead * (weights + numbers) + (joins ? kJoin : 0);
 }
 

@@ -102,6 +102,12 @@ void Linear::runAs(const Data& data,
       auto* results = data.result + r * outputs + output;
       vector_loops::functions<float>().activate(*activation, results, results, count);
     }
+    for (auto r = row; data.factor != nullptr && r < end_row; ++r) {
+      const auto at = r * outputs + output;
+      auto* results = data.result + at;
+      vector_loops::kernels().compute({vector_loops::Pointwise::Function::multiply}, results,
+                                      data.factor + at, nullptr, count, results);
+    }
   };
   // Of rows that are divided, each part has all its panels; or the other way round.
   if (panel_parts == 1) {

@@ -1,5 +1,5 @@
 // Linear layers and pointwise convolutions of float32 data with constant weights, an addend and an
-// activation, on processors with AVX2 or AVX-512.
+// activation, or a factor behind that (gated units), on processors with AVX2 or AVX-512.
 //
 // oneDNN's gemm for AVX2 copies weights to panels in each call, or reads them where they lie with a
 // cache miss a row. Here they lie in panels, once and for all. Its kernels for AVX-512 wait for
@@ -51,6 +51,9 @@ struct Linear {
     // no activation.
     const float* scale = nullptr;
     const float* shift = nullptr;
+    // Multiplies the result, behind the activation; like the result, which does not overlap it, or
+    // null.
+    const float* factor = nullptr;
   };
 
   // For the instruction set that is there: what computes products of float32.

@@ -815,10 +815,17 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
       found.result = op.outputs()[0];
       continue;
     }
+    const auto* factor = operandBeside(found.result, op, OpKind::Multiply);
+    if (factor != nullptr && i + 1 == ops.size() && found.rows > 1 && !image && !found.addend &&
+        found.moved.empty() && isFloat(*factor) && !isConstant(*factor) &&
+        factor->sizes == found.result.sizes) {
+      found.factor = *factor;
+      found.result = op.outputs()[0];
+      break;
+    }
     if (found.rectifier != Rectifier::none || found.activation || !found.moved.empty()) {
       return std::nullopt;
     }
-    const auto* factor = operandBeside(found.result, op, OpKind::Multiply);
     if (factor != nullptr && isBias(*factor) && !image && found.addend && !found.scale) {
       found.scale = *factor;
     } else if (const auto* term = addedTo(found.result, op)) {

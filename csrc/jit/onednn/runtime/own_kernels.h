@@ -164,6 +164,8 @@ struct FoundLinear {
   // an activation.
   std::optional<Operand> scale = {};
   std::optional<Operand> shift = {};
+  // Like the result, which it multiplies behind all else; then there is no addend.
+  std::optional<Operand> factor = {};
   // Strides of the result, if views and transpositions are behind all else; else empty.
   Shape moved = {};
   bool if_narrow = false;  // only with a weight whose numbers are all of bfloat16

@@ -446,11 +446,14 @@ class OwnSteps {
   // otherwise.
   size_t bindAddedRows(Plan::Step& step, bool image, const std::optional<Operand>& addend,
                        const Operand& result) {
-    if (!addend || image || isContiguous(draft_.inputLayout(addend->id))) {
-      return bindAddend(step, addend, result);
-    }
-    step.inputs.push_back(copied({*draft_.knownSlot(addend->id), draft_.inputLayout(addend->id)},
-                                 addend->id, addend->dtype));
+    const bool lies = !addend || image || isContiguous(draft_.inputLayout(addend->id));
+    return lies ? bindAddend(step, addend, result) : bindRows(step, *addend);
+  }
+
+  // Rows one behind the other; likewise behind a step that copies them.
+  size_t bindRows(Plan::Step& step, const Operand& rows) {
+    const std::pair<Slot, Layout> known{*draft_.knownSlot(rows.id), draft_.inputLayout(rows.id)};
+    step.inputs.push_back(isContiguous(known.second) ? known : copied(known, rows.id, rows.dtype));
     return step.inputs.size() - 1;
   }
 
@@ -525,7 +528,8 @@ class OwnSteps {
       return false;
     }
     const auto& result = found->result;
-    const auto strides = rowStrides(found->image, found->data, found->addend, result, found->moved);
+    const auto& other = found->factor ? found->factor : found->addend;
+    const auto strides = rowStrides(found->image, found->data, other, result, found->moved);
     if (!strides) {
       return false;
     }
@@ -571,6 +575,7 @@ class OwnSteps {
       bias = bindParameter(step, found->biases[0], sum);
     }
     const auto addend = bindAddedRows(step, found->image, found->addend, result);
+    const auto factor = found->factor ? bindRows(step, *found->factor) : 0;
     std::array<size_t, 2> affine{};
     if (found->scale) {
       const auto scale = draft_.constantTensor(found->scale->id).flatten();
@@ -580,7 +585,7 @@ class OwnSteps {
                                : bindParameter(step, *found->scale, at::zeros_like(scale));
     }
     draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes, *strides));
-    step.kernel = {[kernel, row, bias, addend, affine](auto from, auto to) {
+    step.kernel = {[kernel, row, bias, addend, factor, affine](auto from, auto to) {
                      auto data = [&](size_t i) {
                        return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
                      };
@@ -596,7 +601,7 @@ class OwnSteps {
                      };
                      if (!row) {
                        kernel.run({source, from[1], data(bias), data(addend), result,
-                                   data(affine[0]), data(affine[1])});
+                                   data(affine[0]), data(affine[1]), data(factor)});
                      } else if (kernel.narrow_weight) {
                        multiply(static_cast<const Bfloat16*>(from[1]));
                      } else {
@@ -1663,15 +1668,15 @@ class OwnSteps {
     }
     const auto addend = bindAddend(step, found->addend, found->result);
     addChannelsLastResult(step, found->result);
-    step.kernel = {[kernel, weight_at, bias_at, slopes_at, addend](auto from, auto to) {
-                     auto data = [&](size_t i) { return i != 0 ? from[i] : nullptr; };
-                     auto floats = [&](size_t i) { return static_cast<const float*>(data(i)); };
-                     kernel.run({from[0], data(weight_at[0]), floats(bias_at[0]),
-                                 floats(weight_at[1]), floats(bias_at[1]), data(weight_at[2]),
-                                 floats(bias_at[2]), floats(slopes_at[0]), floats(slopes_at[1]),
-                                 data(addend), to[0]});
-                   },
-                   "convolution", fmt::format("llga_expansion:{}", kernel.isa())};
+    step.kernel = {
+        [kernel, weight_at, bias_at, slopes_at, addend](auto from, auto to) {
+          auto data = [&](size_t i) { return i != 0 ? from[i] : nullptr; };
+          auto floats = [&](size_t i) { return static_cast<const float*>(data(i)); };
+          kernel.run({from[0], data(weight_at[0]), floats(bias_at[0]), floats(weight_at[1]),
+                      floats(bias_at[1]), data(weight_at[2]), floats(bias_at[2]),
+                      floats(slopes_at[0]), floats(slopes_at[1]), data(addend), to[0]});
+        },
+        "convolution", fmt::format("llga_expansion:{}", kernel.isa())};
     draft_.plan->steps.push_back(std::move(step));
     return true;
   }

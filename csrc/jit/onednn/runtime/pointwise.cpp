@@ -142,9 +142,8 @@ bool PointwiseChain::readsRows() const {
 }
 
 bool PointwiseChain::gathers() const {
-  return std::any_of(data.begin(), data.end(), [](const Port& port) {
-    return port.strides.back() > 1 && !liesAcross(port);
-  });
+  return std::any_of(data.begin(), data.end(),
+                     [](const Port& port) { return port.strides.back() > 1 && !liesAcross(port); });
 }
 
 std::optional<size_t> PointwiseChain::mayOverwrite() const {
@@ -313,8 +312,8 @@ void PointwiseChain::run(const void* const* from, void* const* to) const {
   const auto rows = sizes.end()[-2];
   const auto columns = sizes.end()[-1];
   const bool lies_across = std::any_of(data.begin(), data.end(), liesAcross);
-  const auto strip = stripOf(numbersAtOnce(data.size() + instructions.size()), columns,
-                             lies_across, readsRows());
+  const auto strip =
+      stripOf(numbersAtOnce(data.size() + instructions.size()), columns, lies_across, readsRows());
   const auto high = strip[0];
   const auto wide = strip[1];
   const auto across = at::ceil_div(columns, wide);

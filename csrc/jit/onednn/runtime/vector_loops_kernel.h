@@ -347,10 +347,9 @@ void slopeRows(float* numbers, int64_t rows, int64_t columns, int64_t stride, co
     for (int64_t v = 0; v < n; ++v) {
       slopes[v] = loadUpTo(slope + c + v * kWidth, first);
     }
-    mapBand<n>(static_cast<const float*>(numbers) + c, numbers + c, plain, first,
-               [&](Vector x, int64_t v, const float*) -> Vector {
-                 return x > zero ? x : x * slopes[v];
-               });
+    mapBand<n>(
+        static_cast<const float*>(numbers) + c, numbers + c, plain, first,
+        [&](Vector x, int64_t v, const float*) -> Vector { return x > zero ? x : x * slopes[v]; });
   });
 }
 
