@@ -2706,6 +2706,12 @@ EXPANSIONS = {
     "one vector and a bit": Expansion((1, 16, 14, 14), 17, 24, window=5, padding=2),
     "large, other channels": Expansion((4, 16, 72, 64), 138, 24, narrow=True),
     "window": Expansion((1, 16, 14, 14), 96, 24, window=7, padding=3, own=False),
+    "prelu, window": Expansion(
+        (1, 16, 14, 14), 96, 24, window=7, padding=3, inner="self.p", outer="self.q", own=False
+    ),
+    "prelu, few channels": Expansion(
+        (1, 16, 28, 29), 7, 24, inner="self.p", outer="self.q", own=False
+    ),
     "oblong": Expansion((1, 16, 14, 14), 96, 24, window=(3, 5), padding=1, own=False),
     "stride of 3": Expansion((1, 16, 14, 14), 96, 24, stride=3, own=False),
     "other activation": Expansion((1, 16, 14, 14), 96, 24, inner="torch.tanh", own=False),
@@ -3019,7 +3025,7 @@ def test_first_convolutions_of_special_values(where: str, value: float) -> None:
 
 
 @pytest.mark.usefixtures("all_threads")
-@pytest.mark.parametrize("case", ["plain", "stride", "residual", "two", "two, five"])
+@pytest.mark.parametrize("case", ["plain", "stride", "residual", "prelu", "two", "two, five"])
 def test_expansion_of_contiguous_images(case: str) -> None:
     """They are not channels last, and so not for the kernel: oneDNN's, one after the other."""
     c = EXPANSIONS[case]
