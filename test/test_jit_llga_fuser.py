@@ -2752,11 +2752,14 @@ def test_table_made_of_constants(scripted: bool, folded: bool) -> None:
         i=torch.randint(0, 225, (6, 6)),
     )
     module = net("self.l(x) + 16 * torch.sigmoid(self.t())", l=nn.Linear(6, 6), t=table)
-    llga_fuser._C.set_pass_enabled("fold_constants", folded)
+    passes = ("fold_constants", "once_per_sizes")
+    for name in passes:
+        llga_fuser._C.set_pass_enabled(name, folded)
     try:
         found = check(module, [torch.randn(2, 4, 6, 6)], scripted=scripted)
     finally:
-        llga_fuser._C.set_pass_enabled("fold_constants", True)
+        for name in passes:
+            llga_fuser._C.set_pass_enabled(name, True)
     left = [k for k in found.outside if k.startswith("aten::")]
     assert folded == (not left), found
 
