@@ -323,7 +323,7 @@ std::optional<Shape> movedStrides(const OpSpec& op, const Operand& value, const 
 bool paysGemm(int64_t rows, int64_t inputs, int64_t outputs, bool image) {
   if (ownAvx2Kernels()) {
     constexpr int64_t kFewest = 8;  // rows that are worth another order of the weight
-    return !image && rows >= kFewest;
+    return rows >= kFewest;
   }
   // oneDNN's kernels for AVX-512 wait for weights which are in no cache; of more rows, those that
   // have few inputs or are many are as fast, and so are most convolutions.
