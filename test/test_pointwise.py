@@ -133,7 +133,7 @@ def test_across(case: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     turned = (*sizes[:-2], sizes[-1], sizes[-2])
     x, y = torch.randn(sizes).to(dtype), torch.randn(turned).to(dtype)
     mask = torch.rand(turned[-2:]) > 0.5
-    check(m, [x, y, mask])
+    check(m, [x, y, mask], dtype=dtype)
     if has_own_kernels():
         assert set(kernels_of(m, x, y, mask)) <= {"llga_pointwise", "llga_softmax"}
 
