@@ -23,7 +23,6 @@
 // (runtime/expansion.h). MobileNets and EfficientNets have them in each block.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
-#include <torch/csrc/jit/passes/utils/subgraph_utils.h>
 
 #include <algorithm>
 #include <optional>

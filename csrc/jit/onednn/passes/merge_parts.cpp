@@ -24,7 +24,6 @@
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 
 #include <algorithm>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -212,15 +211,12 @@ void apply(const Parts& parts) {
   auto* source = dividedInto(parts.convolutions);  // now: it may be what another one was
   const torch::jit::WithInsertPoint guard(parts.root);
   auto* merged = graph->insertNode(graph->createClone(first, [](Value* value) { return value; }));
-  const auto set = [&](const char* name, const at::IValue& value) {
-    merged->replaceInputWith(merged->namedInput(name), graph->insertConstant(value));
-  };
   merged->replaceInput(0, source);
   merged->replaceInput(1, graph->insertConstant(parts.weight));
   if (parts.bias.defined()) {
     merged->replaceInput(2, graph->insertConstant(parts.bias));
   }
-  set("groups", parts.groups);
+  merged->replaceInputWith(merged->namedInput("groups"), graph->insertConstant(parts.groups));
   merged->moveBefore(parts.root);
   merged->output()->setType(parts.root->output()->type());
   parts.root->output()->replaceAllUsesWith(merged->output());
