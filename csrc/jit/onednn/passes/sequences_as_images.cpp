@@ -16,7 +16,7 @@
 // which leaves such as they are. Nothing that is written to is touched.
 //
 // The end of a padded sequence that is cut off behind the convolution (a causal one) is not padded:
-// the slice is gone, and what follows it joins the convolution.
+// the slice is gone, and what follows it joins the convolution, past a copy to contiguous memory.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
@@ -213,6 +213,8 @@ class Lifting {
     } else if (node->kind() == aten::slice || node->kind() == aten::glu ||
                node->kind() == prim::ConstantChunk) {
       liftParts(node);
+    } else if (node->kind() == aten::contiguous) {
+      dropCopy(node);
     } else if (node->kind() == prim::ListUnpack) {
       liftUnpacked(node);
     } else if (node->kind() == aten::cat) {
@@ -404,6 +406,21 @@ class Lifting {
       }
     }
     replace(node, clone(node, node, images));
+  }
+
+  // A copy to contiguous memory that is read by what makes numbers of its own, whatever the order:
+  // nobody could tell.
+  void dropCopy(Node* copy) {
+    auto* sequence = copy->input(0);
+    const auto& uses = copy->output()->uses();
+    const bool any_order = std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+      const bool computes = !isPlainCast(use.user) && !isIdentity(use.user);
+      return (computes && operandsOfEach(use.user) > use.offset) ||
+             (use.offset == 0 && isOfSequences(use.user));
+    });
+    if (any_order && follows(sequence, copy)) {
+      copy->output()->replaceAllUsesWith(sequence);
+    }
   }
 
   void liftParts(Node* node) {
