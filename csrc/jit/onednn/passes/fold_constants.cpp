@@ -9,6 +9,18 @@
 // Swin V2's position bias). oneDNN Graph can't take it over: it computes a partition of constants
 // in the first call and never again.
 //
+// Sizes count as constants that what reads the tensor raises an error for any other of, as the
+// inputs of linear layers (known_shapes.h).
+//
+// Parts of a constant (aten::split, chunk, unbind: the weights of the attention of torch.nn when its
+// queries are not its keys) become slices of it first, of which it can be told what is done to them:
+//
+//   %2 : Tensor[] = aten::split_with_sizes(%constant, [64, 128], %dim)
+//   %3 : Tensor, %4 : Tensor = prim::ListUnpack(%2)
+// ->
+//   %3 : Tensor = aten::slice(%constant, %dim, 0, 64, 1)
+//   %4 : Tensor = aten::slice(%constant, %dim, 64, 192, 1)
+//
 // Where a part of what is made of constants is written to, and nobody holds a view of it meanwhile,
 // the write is made pure first (Swin V2's bias, without that of the keys):
 //
@@ -21,8 +33,8 @@
 //   %5 : Tensor = aten::slice_scatter(%2, %4, %dim, %start, %end, %step)
 //
 // Kept: what might be written to or leave the graph, where a call would see what was done to the
-// result of another; under autocast, all but casts, as data types may differ from call to call;
-// 8-bit values, which are smaller than what they stand for.
+// result of another; under autocast, all but casts, views and integers, as data types may differ
+// from call to call; 8-bit values, which are smaller than what they stand for.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -37,6 +49,8 @@
 #include <vector>
 
 #include "jit/onednn/ir.h"
+#include "jit/onednn/passes/known_shapes.h"
+#include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
 
 namespace llga {
@@ -76,8 +90,29 @@ bool isNumberToTensor(const Node* node) {
   return node->kind() == prim::NumToTensor && torch::jit::toIValue(node->input(0)).has_value();
 }
 
+// What has the same data type with autocast as without.
+bool keepsType(const Node* node) {
+  const auto isFloating = [](const Value* value) {
+    const auto tensor = constantTensor(value);
+    return isTensorList(value) || (tensor.defined() && tensor.is_floating_point());
+  };
+  return isCast(node) || movesNumbers(node) ||
+         std::none_of(node->inputs().begin(), node->inputs().end(), isFloating);
+}
+
+// Constants, which say how long the parts are that a tensor is split into.
+bool areLengths(const Node* node) {
+  const auto inputs = node->inputs();
+  const auto& uses = node->outputs().empty() ? torch::jit::use_list() : node->output(0)->uses();
+  return node->kind() == prim::ListConstruct &&
+         std::all_of(inputs.begin(), inputs.end(),
+                     [](const Value* input) { return intOf(input).has_value(); }) &&
+         std::all_of(uses.begin(), uses.end(),
+                     [](const torch::jit::Use& use) { return splits(use.user); });
+}
+
 bool canFold(Node* node, const AliasDb& aliases) {
-  if (isNumberToTensor(node)) {
+  if (isNumberToTensor(node) || areLengths(node)) {
     return !aliases.hasWriters(node) && !aliases.escapesScope(node->outputs());
   }
   const bool known = node->kind().is_aten() || node->kind() == asTargetKind() ||
@@ -88,12 +123,12 @@ bool canFold(Node* node, const AliasDb& aliases) {
          !aliases.escapesScope(node->outputs());
 }
 
-void foldIn(Block* block, const AliasDb& aliases, bool only_casts) {
+void foldIn(Block* block, const AliasDb& aliases, bool autocast) {
   for (auto* node : block->nodes()) {
     for (auto* nested : node->blocks()) {
-      foldIn(nested, aliases, only_casts);
+      foldIn(nested, aliases, autocast);
     }
-    if ((only_casts && !isCast(node)) || !canFold(node, aliases)) {
+    if ((autocast && !keepsType(node)) || !canFold(node, aliases)) {
       continue;
     }
     const auto results = torch::jit::runNodeIfInputsAreConstant(node);
@@ -105,6 +140,69 @@ void foldIn(Block* block, const AliasDb& aliases, bool only_casts) {
                                                             node->sourceRange(), node->scope())) {
       node->output()->replaceAllUsesWith(*constant);
     }
+  }
+}
+
+// The parts that a node takes apart a constant into, all of its outputs; empty for other nodes.
+std::vector<at::Tensor> partsOfConstant(Node* node) {
+  std::vector<at::Tensor> parts;
+  if (node->kind() == prim::ConstantChunk) {
+    const auto whole = constantTensor(node->input());
+    if (whole.defined() && !whole.is_quantized()) {
+      parts = whole.chunk(node->i(torch::jit::attr::chunks), node->i(torch::jit::attr::dim));
+    }
+  } else if (node->kind() == prim::ListUnpack && splits(node->input()->node()) &&
+             readsConstantsOnly(node->input()->node())) {
+    if (const auto list = torch::jit::runNodeIfInputsAreConstant(node->input()->node())) {
+      parts = list->front().toTensorVector();
+    }
+  }
+  return parts.size() == node->outputs().size() ? parts : std::vector<at::Tensor>();
+}
+
+// In the place of the parts that it takes a constant apart into, if it does.
+bool makeSlices(Node* node) {
+  const auto parts = partsOfConstant(node);
+  if (parts.empty()) {
+    return false;
+  }
+  const bool chunks = node->kind() == prim::ConstantChunk;
+  auto* from = chunks ? node : node->input()->node();
+  const auto dim = chunks ? std::optional(node->i(torch::jit::attr::dim))
+                          : intOf(from->namedInput("dim"));
+  if (!dim) {
+    return false;
+  }
+  auto* graph = node->owningGraph();
+  const torch::jit::WithInsertPoint guard(node);
+  int64_t begin = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Value* view = nullptr;
+    if (from->kind() == aten::unbind) {
+      view = graph->insert(aten::select, {from->input(0), *dim, static_cast<int64_t>(i)});
+    } else {
+      const auto end = begin + parts[i].size(*dim);
+      view = graph->insert(aten::slice, {from->input(0), *dim, begin, end, int64_t{1}});
+      begin = end;
+    }
+    view->node()->copyMetadata(node);
+    view->setType(node->output(i)->type());
+    node->output(i)->replaceAllUsesWith(view);
+  }
+  return true;
+}
+
+void foldSizes(const GraphPtr& graph) {
+  KnownShapes shapes;
+  std::vector<std::pair<Node*, int64_t>> found;
+  walk(graph->block(), [&](Node* node) {
+    if (const auto size = shapes.askedSize(node)) {
+      found.emplace_back(node, *size);
+    }
+  });
+  for (const auto& [node, size] : found) {
+    const torch::jit::WithInsertPoint guard(node);
+    node->output()->replaceAllUsesWith(graph->insertConstant(size));
   }
 }
 
@@ -202,9 +300,14 @@ void foldConstants(const GraphPtr& graph) {
   // The results outlive the modes of the call that happens to be the first.
   const c10::InferenceMode not_inference(false);
   const at::NoGradGuard no_grad;
-  const AliasDb aliases(graph);
-  foldIn(graph->block(), aliases, at::autocast::is_autocast_enabled(at::kCPU));
-  torch::jit::EliminateDeadCode(graph);
+  const bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
+  foldSizes(graph);
+  for (bool again = true; again;) {
+    foldIn(graph->block(), AliasDb(graph), autocast);
+    again = false;
+    walk(graph->block(), [&](Node* node) { again = makeSlices(node) || again; });
+    torch::jit::EliminateDeadCode(graph);
+  }
 }
 
 }  // namespace llga

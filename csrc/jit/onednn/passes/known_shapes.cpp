@@ -188,18 +188,37 @@ std::optional<size_t> KnownShapes::commonRank(const Node* list) {
   return common ? first : std::nullopt;
 }
 
+// Linear layers and layer norms raise an error for any other.
+std::optional<int64_t> KnownShapes::lastForReaders(const Value* value) {
+  for (const auto& use : value->uses()) {
+    const auto* reader = use.user;
+    if (use.offset != 0 || reader->owningBlock() != value->node()->owningBlock()) {
+      continue;
+    }
+    if (reader->kind() == aten::layer_norm) {
+      return lastOfSizes(reader->input(1));
+    }
+    if (reader->kind() == aten::linear && rank(reader->input(1)) == Rank(2)) {
+      if (const auto size = last(reader->input(1))) {
+        return size;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<int64_t> KnownShapes::findLast(const Value* value) {
+  if (const auto known = lastForReaders(value)) {
+    return known;
+  }
   if (const auto constant = toIValue(value); constant && constant->isTensor()) {
     const auto& tensor = constant->toTensor();
     return tensor.dim() > 0 ? Size(tensor.size(-1)) : std::nullopt;
   }
   const auto* node = value->node();
   switch (node->kind()) {
-    case aten::layer_norm: {
-      const auto normalized = lengthOf(node->input(1));
-      return normalized && *normalized > 0 ? elementOf(node->input(1), *normalized - 1)
-                                           : std::nullopt;
-    }
+    case aten::layer_norm:
+      return lastOfSizes(node->input(1));
     case aten::linear: {
       const auto weight = toIValue(node->input(1));
       const bool matrix = weight && weight->isTensor() && weight->toTensor().dim() == 2;
@@ -220,6 +239,12 @@ std::optional<int64_t> KnownShapes::findLast(const Value* value) {
                  : std::nullopt;
     case aten::slice:
       return isOther(node->input(0), node->input(1)) ? last(node->input(0)) : std::nullopt;
+    case prim::ListUnpack: {
+      const auto* split = node->input(0)->node();
+      const bool pieces = splits(split) && split->kind() != aten::unbind &&
+                          isOther(split->input(0), split->namedInput("dim"));
+      return pieces ? last(split->input(0)) : std::nullopt;
+    }
     case aten::pad:
       return elementOf(node->input(1), 0) == Size(0) && elementOf(node->input(1), 1) == Size(0)
                  ? last(node->input(0))
@@ -257,9 +282,12 @@ std::optional<int64_t> KnownShapes::lastOfSizes(const Value* list) {
   if (const auto known = assumed_.find(node->inputs().back()); known != assumed_.end()) {
     return known->second;
   }
-  const auto* size = node->inputs().back()->node();
-  const bool asked = size->kind() == aten::size && size->inputs().size() == 2;
-  return asked && isLast(size->input(0), size->input(1)) ? last(size->input(0)) : std::nullopt;
+  return askedSize(node->inputs().back()->node());
+}
+
+std::optional<int64_t> KnownShapes::askedSize(const Node* size) {
+  const bool asks = size->kind() == aten::size && size->inputs().size() == 2;
+  return asks && isLast(size->input(0), size->input(1)) ? last(size->input(0)) : std::nullopt;
 }
 
 bool KnownShapes::isOther(const Value* value, const Value* dim) {

@@ -19,6 +19,9 @@ class KnownShapes {
   // The last size, where the graph raises no error.
   std::optional<int64_t> last(const Value* value);
 
+  // What aten::size of one dimension gives, likewise; nullopt for other nodes.
+  std::optional<int64_t> askedSize(const Node* size);
+
   // An integer of the graph that is `number` where the graph raises no error.
   void assume(const Value* integer, int64_t number);
 
@@ -28,6 +31,7 @@ class KnownShapes {
   std::optional<size_t> broadcastRank(const Node* node);
   std::optional<size_t> commonRank(const Node* list);
   std::optional<int64_t> lastOfSizes(const Value* list);
+  std::optional<int64_t> lastForReaders(const Value* value);
   bool isLast(const Value* value, const Value* dim);
   bool isOther(const Value* value, const Value* dim);  // than the last one, for sure
 
