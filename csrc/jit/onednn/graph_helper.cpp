@@ -876,6 +876,9 @@ class BlockPartitioner {
           }
         }
       }
+      if (const auto* moved = movedByViews(part)) {
+        addEnd(moved);
+      }
       if (!floats || convolutions.size() < 2) {
         continue;
       }
@@ -888,6 +891,28 @@ class BlockPartitioner {
       }
     }
     return ends_.size() > before;
+  }
+
+  // What a partition with a linear layer of float gives before views that it ends with: our own
+  // kernels compute it without those, and elsewhere they cost nothing. Null for other partitions.
+  const Value* movedByViews(const Part& part) const {
+    const auto classOf = [&](const Node* node) {
+      return candidates_.at(const_cast<Node*>(node)).entry->op_class;
+    };
+    const bool linear = std::any_of(part.nodes.begin(), part.nodes.end(), [](const Node* node) {
+      return node->kind() == torch::jit::aten::linear && constantTensor(node->input(1)).defined();
+    });
+    const auto isByte = [](const Node* node) { return isQuantize(node) || isDequantize(node); };
+    if (!ownKernels() || !linear || classOf(part.nodes.back()) != OpClass::view ||
+        std::any_of(part.nodes.begin(), part.nodes.end(), isByte)) {
+      return nullptr;
+    }
+    const auto* value = part.nodes.back()->output();
+    while (std::find(part.nodes.begin(), part.nodes.end(), value->node()) != part.nodes.end() &&
+           classOf(value->node()) == OpClass::view) {
+      value = behind(value->node()->input(0));
+    }
+    return value;
   }
 
   std::vector<Proposal> proposals(const std::vector<Part>& parts) {
