@@ -37,6 +37,9 @@ const std::vector<PassEntry>& passes() {
       {"restore_linear", restoreLinear,
        "after normalize_ops, which makes plain integers of sizes that were traced; before prepare_*, "
        "which look at linear layers"},
+      {"restore_attention", restoreAttention,
+       "after fold_constants and normalize_ops, which leave plain integers of sizes, and "
+       "restore_linear; before sink_permute, which would stop at its views"},
       {"fold_batch_norm", foldBatchNorm,
        "after restore_linear, whose layers may have one; before all that looks at linear layers"},
       {"fold_scale", foldScale, "likewise; before sink_permute, which would stop at a factor"},

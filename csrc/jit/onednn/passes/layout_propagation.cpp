@@ -493,6 +493,7 @@ void allowCopies(const GraphPtr& graph) {
       return;
     }
     auto* reshape = view->owningGraph()->create(aten::reshape, view->inputs());
+    reshape->copyAttributes(*view);  // why it is in no group
     reshape->insertBefore(view)->copyMetadata(view);
     reshape->output()->setType(view->output()->type());
     view->output()->replaceAllUsesWith(reshape->output());

@@ -20,6 +20,7 @@ void removeMutation(const GraphPtr& graph);
 void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
 void restoreLinear(const GraphPtr& graph);
+void restoreAttention(const GraphPtr& graph);
 void foldBatchNorm(const GraphPtr& graph);
 void foldScale(const GraphPtr& graph);
 void sinkPermute(const GraphPtr& graph);
