@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from llga_fuser import _C
 from llga_fuser._autotune import autotune_here
 from llga_fuser._fpmath import FpmathMode, fpmath_value
-from llga_fuser._trace import autocast_to, cast_in_attention, trace_frozen
+from llga_fuser._trace import autocast_to, cast_in_attention, freeze, trace_frozen
 
 __all__ = ["compile"]
 
@@ -264,7 +264,7 @@ def _script(
         is_module = isinstance(target, torch.jit.ScriptModule)
         # A frozen module has no attribute `training` any more; it can't be frozen again.
         frozen = is_module and not hasattr(target, "training")
-        script = torch.jit.freeze(target) if is_module and not frozen else target
+        script = freeze(target) if is_module and not frozen else target
         ours = script is not target
         if autocast is not None:
             if not ours:

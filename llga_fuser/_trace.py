@@ -13,6 +13,32 @@ def autocast_to(dtype: torch.dtype | None) -> torch.autocast:
     return torch.autocast("cpu", dtype, enabled=dtype is not None, cache_enabled=False)
 
 
+def freeze(script: Any) -> Any:
+    """What `torch.jit.freeze` gives, but with the numbers of `script`, in evaluation mode.
+
+    torch 2.13 puts a batch norm into the linear layer before it also where others read that.
+    """
+    frozen: Any = torch.jit.freeze(script, optimize_numerics=False)
+    graph = frozen.graph
+    if not any(_is_normed_for_some(n) for n in graph.findAllNodes("aten::linear", recurse=True)):
+        torch._C._jit_pass_optimize_frozen_graph(graph, True)  # its numerics
+        return frozen
+    convolutions = (
+        torch._C._jit_pass_fold_frozen_conv_bn,
+        torch._C._jit_pass_fold_frozen_conv_add_or_sub,
+        torch._C._jit_pass_fold_frozen_conv_mul_or_div,
+    )
+    while any([fold(graph) for fold in convolutions]):  # all of them each time
+        pass
+    return frozen
+
+
+def _is_normed_for_some(linear: Any) -> bool:
+    """Whether not only a batch norm reads it."""
+    readers = [use.user.kind() for use in linear.output().uses()]
+    return len(readers) > 1 and "aten::batch_norm" in readers
+
+
 def trace_frozen(
     target: Any,
     args: tuple[Any, ...],
@@ -34,7 +60,7 @@ def trace_frozen(
     with autocast_to(dtype):
         traced: Any = torch.jit.trace(target, check_trace=False, strict=strict, **example)
     # Freezing inside would put the casts of TorchScript's own autocast on top.
-    result = torch.jit.freeze(traced.eval()) if isinstance(traced, torch.nn.Module) else traced
+    result = freeze(traced.eval()) if isinstance(traced, torch.nn.Module) else traced
     if dtype is not None:
         _cast_in_einsum(result.graph, dtype)
     return result
