@@ -110,6 +110,16 @@ bool isIdentity(const Node* node) {
          node->kind() == ofBatchKind() || node->kind() == operandKind();
 }
 
+Symbol unsafeAttentionKind() {
+  static const Symbol kind = Symbol::fromQualString("llga::scaled_dot_product_attention");
+  return kind;
+}
+
+bool isAttention(const Node* node) {
+  return node->kind() == torch::jit::aten::scaled_dot_product_attention ||
+         node->kind() == unsafeAttentionKind();
+}
+
 Symbol einsumKind() {
   static const Symbol kind = Symbol::fromQualString("llga::einsum");
   return kind;

@@ -91,6 +91,13 @@ Symbol fullPrecisionKind();
 // it is matmul(a, b) with the last two dimensions of b swapped, or not.
 Symbol einsumKind();
 
+// llga::scaled_dot_product_attention: as aten's, without dropout, but where a mask leaves out all
+// keys, the result is NaN, as it is in the kernels of torch.nn.
+Symbol unsafeAttentionKind();
+
+// True for both.
+bool isAttention(const Node* node);
+
 // The value that `value` is equal to where a group computes it: looks through identities.
 const Value* behind(const Value* value);
 

@@ -82,7 +82,8 @@ void scaledDotProductAttention(Lowering& l) {
 }  // namespace
 
 OpFamily attentionOps() {
-  return {{"aten::scaled_dot_product_attention", OpClass::compute, scaledDotProductAttention}};
+  return {{"aten::scaled_dot_product_attention", OpClass::compute, scaledDotProductAttention},
+          {"llga::scaled_dot_product_attention", OpClass::compute, scaledDotProductAttention}};
 }
 
 }  // namespace llga

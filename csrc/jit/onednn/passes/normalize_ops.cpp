@@ -1,10 +1,10 @@
 // Spells composite ops in ops that the op table knows.
 //
-// 1. nn.MultiheadAttention's inference kernel, for self-attention without mask and weights:
+// 1. nn.MultiheadAttention's inference kernel, for self-attention whose weights nobody reads:
 //      %y, %w = aten::_native_multi_head_attention(%x, %x, %x, ...)
-//    -> linear (query, key and value in one) -> split heads -> scaled_dot_product_attention
-//       -> join heads -> linear
-// 2. nn.TransformerEncoderLayer's inference kernel, without mask: attention as above, layer norms,
+//    -> linear (query, key and value in one) -> split heads -> scaled_dot_product_attention, with a
+//       mask of booleans llga's (ir.h) -> join heads -> linear
+// 2. nn.TransformerEncoderLayer's inference kernel: attention as above, layer norms,
 //    residual adds and the feed-forward part, each as its own op.
 // 3. aten::dropout outside training is its input.
 // 4. aten::cat of one tensor, where nobody could tell the copy from the tensor, is the tensor.
@@ -32,6 +32,7 @@
 #include <ATen/ops/einsum.h>
 #include <c10/util/accumulate.h>
 #include <c10/util/irange.h>
+#include <fmt/format.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
@@ -41,6 +42,7 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "jit/onednn/passes/known_shapes.h"
@@ -62,12 +64,12 @@ class Builder {
  public:
   explicit Builder(Node* origin) : origin_(origin), graph_(*origin->owningGraph()) {}
 
-  Value* op(const char* name, const std::vector<Value*>& inputs) {
+  Value* op(const char* name, const std::vector<Value*>& inputs, const char* space = "aten") {
     auto* node = graph_.insertNode(
-        graph_.create(Symbol::fromQualString(std::string("aten::") + name), inputs));
+        graph_.create(Symbol::fromQualString(fmt::format("{}::{}", space, name)), inputs));
     node->setSourceRange(origin_->sourceRange());
     node->setScope(origin_->scope());
-    TORCH_INTERNAL_ASSERT(node->maybeSchema() != nullptr, "no schema for aten::", name);
+    TORCH_INTERNAL_ASSERT(node->maybeSchema() != nullptr, "no schema for ", space, "::", name);
     return node->output();
   }
   Value* constant(const c10::IValue& value) { return graph_.insertConstant(value); }
@@ -85,21 +87,48 @@ class Builder {
 
   Value* add(Value* a, Value* b) { return op("add", {a, b, constant(1)}); }
 
+  // `mask` is added to scores; null if there is none.
   Value* selfAttention(Value* x, int64_t width, int64_t heads, Value* qkv_weight, Value* qkv_bias,
-                       Value* out_weight, Value* out_bias) {
-    auto* qkv = linear(x, qkv_weight, qkv_bias);
-    auto* split =
-        op("unflatten", {qkv, constant(-1), ints({3, heads, width / heads})});  // [B, T, 3, H, D]
-    auto* by_part = op("permute", {split, ints({2, 0, 3, 1, 4})});              // [3, B, H, T, D]
+                       Value* out_weight, Value* out_bias, Value* mask) {
+    const auto type = x->type()->cast<c10::TensorType>();
+    const auto known = type ? type->sizes().concrete_sizes() : std::nullopt;
+    constexpr size_t kRank = 3;
+    const bool sized = known && known->size() == kRank;
+    const int64_t batch = sized ? (*known)[0] : 0;
+    const int64_t tokens = sized ? (*known)[1] : 0;
+    const int64_t size = width / heads;
+    const auto as = [&](Value* value, const std::vector<int64_t>& sizes,
+                        const std::vector<int64_t>& strides) {
+      if (sized) {
+        value->setType(type->withSizesStrides(sizes, strides));
+      }
+      return value;
+    };
+    const int64_t row = 3 * width;
+    auto* qkv = as(linear(x, qkv_weight, qkv_bias), {batch, tokens, row}, {tokens * row, row, 1});
+    auto* split = as(op("unflatten", {qkv, constant(-1), ints({3, heads, size})}),
+                     {batch, tokens, 3, heads, size}, {tokens * row, row, width, size, 1});
+    auto* by_part = as(op("permute", {split, ints({2, 0, 3, 1, 4})}),
+                       {3, batch, heads, tokens, size}, {width, tokens * row, size, row, 1});
     auto* parts_list = op("unbind", {by_part, constant(0)});
     parts_list->setType(c10::ListType::ofTensors());
     auto parts = unpack(parts_list, 3);
+    for (auto* part : parts) {
+      as(part, {batch, heads, tokens, size}, {tokens * row, size, row, 1});
+    }
     auto* attended = op("scaled_dot_product_attention",
-                        {parts[0], parts[1], parts[2], constant(c10::IValue()), constant(0.0),
-                         constant(false), constant(c10::IValue()), constant(false)});
-    auto* by_token = op("transpose", {attended, constant(1), constant(2)});
-    auto* joined = op("flatten", {by_token, constant(2), constant(3)});
-    return linear(joined, out_weight, out_bias);
+                        {parts[0], parts[1], parts[2],
+                         mask != nullptr ? mask : constant(c10::IValue()), constant(0.0),
+                         constant(false), constant(c10::IValue()), constant(false)},
+                        mask != nullptr ? "llga" : "aten");
+    as(attended, {batch, heads, tokens, size}, {tokens * width, size, width, 1});
+    auto* by_token = as(op("transpose", {attended, constant(1), constant(2)}),
+                        {batch, tokens, heads, size}, {tokens * width, width, size, 1});
+    const auto rows = [&](Value* value) {
+      return as(value, {batch, tokens, width}, {tokens * width, width, 1});
+    };
+    auto* joined = rows(op("flatten", {by_token, constant(2), constant(3)}));
+    return rows(linear(joined, out_weight, out_bias));
   }
 
  private:
@@ -119,21 +148,84 @@ std::optional<T> known(const Node* node, const char* name) {
 
 Value* in(Node* node, const char* name) { return node->namedInput(name); }
 
+// Whether a mask of floats is 0 or minus infinity everywhere, so that it may be added to scores:
+// the kernels of torch.nn leave out what is not 0. As nn.MultiheadAttention makes it of booleans. (A
+// sum of two is not: a group would have it, which is watched for infinities.)
+bool isZeroOrMinusInfinity(const Value* mask) {
+  for (;;) {
+    const auto constant = constantTensor(mask);
+    if (constant.defined()) {
+      const auto infinite = constant.eq(-std::numeric_limits<double>::infinity());
+      return constant.is_floating_point() && infinite.logical_or(constant.eq(0)).all().item<bool>();
+    }
+    const auto* node = mask->node();
+    if (isIdentity(node) || movesNumbers(node) || node->kind() == aten::expand) {
+      mask = node->input(0);
+      continue;
+    }
+    const auto value = node->kind() == aten::masked_fill ? torch::jit::toIValue(node->input(2))
+                                                         : std::nullopt;
+    return value && value->isDouble() &&
+           value->toDouble() == -std::numeric_limits<double>::infinity() &&
+           behind(node->input(0))->node()->kind() == aten::zeros_like;
+  }
+}
+
+// What is added to scores of heads in the place of the mask of nn's kernels; nullopt if that can't
+// be told. Null for none.
+std::optional<Value*> addedMask(Node* node) {
+  auto* mask = in(node, "mask");
+  if (mask->mustBeNone()) {
+    return nullptr;
+  }
+  const auto type = known<int64_t>(node, "mask_type");
+  constexpr int64_t kOfKeys = 1;  // batch x keys, else queries x keys with or without others before
+  if (!type || !isTensor(mask) || !isZeroOrMinusInfinity(mask)) {
+    return std::nullopt;
+  }
+  if (*type != kOfKeys) {
+    return mask;
+  }
+  const WithInsertPoint guard(node);
+  Builder b(node);
+  return b.op("unsqueeze", {b.op("unsqueeze", {mask, b.constant(1)}), b.constant(1)});
+}
+
+void registerAttention() {
+  static const torch::jit::RegisterOperators registration({torch::jit::Operator(
+      "llga::scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? "
+      "attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool "
+      "enable_gqa=False) -> Tensor",
+      [](torch::jit::Stack& stack) {
+        constexpr size_t kOptions = 4;
+        torch::jit::drop(stack, kOptions);  // none that is made here has any
+        const auto mask = torch::jit::pop(stack).toTensor();
+        const auto value = torch::jit::pop(stack).toTensor();
+        const auto key = torch::jit::pop(stack).toTensor();
+        const auto query = torch::jit::pop(stack).toTensor();
+        const auto scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
+        const auto scores = at::matmul(query * scale, key.transpose(-2, -1));
+        torch::jit::push(stack, at::matmul(at::softmax(scores + mask, -1), value));
+      },
+      c10::AliasAnalysisKind::FROM_SCHEMA)});
+}
+
 bool splitAttention(Node* node) {
   auto* x = in(node, "query");
   const auto width = known<int64_t>(node, "embed_dim");
   const auto heads = known<int64_t>(node, "num_head");
-  const auto need_weights = known<bool>(node, "need_weights");
-  if (x != in(node, "key") || x != in(node, "value") || !in(node, "mask")->mustBeNone() || !width ||
-      !heads || *heads == 0 || !need_weights || *need_weights || node->output(1)->hasUses()) {
-    refuse(node, qualifiedName(node) + ": only self-attention without mask and weights is split");
+  const auto mask = addedMask(node);
+  if (x != in(node, "key") || x != in(node, "value") || !mask || !width || !heads || *heads == 0 ||
+      node->output(1)->hasUses()) {
+    refuse(node, qualifiedName(node) + ": only self-attention is split, with a mask made of "
+                                       "booleans or none, whose weights nobody reads");
     return false;
   }
   const WithInsertPoint guard(node);
   Builder b(node);
   node->output(0)->replaceAllUsesWith(b.selfAttention(x, *width, *heads, in(node, "qkv_weight"),
                                                       in(node, "qkv_bias"), in(node, "proj_weight"),
-                                                      in(node, "proj_bias")));
+                                                      in(node, "proj_bias"), *mask));
   return true;
 }
 
@@ -142,31 +234,42 @@ bool splitEncoderLayer(Node* node) {
   const auto heads = known<int64_t>(node, "num_heads");
   const auto gelu = known<bool>(node, "use_gelu");
   const auto norm_first = known<bool>(node, "norm_first");
-  if (!in(node, "mask")->mustBeNone() || !width || !heads || *heads == 0 || !gelu || !norm_first) {
-    refuse(node, qualifiedName(node) + ": only layers without mask are split");
+  const auto mask = addedMask(node);
+  if (!mask || !width || !heads || *heads == 0 || !gelu || !norm_first) {
+    refuse(node, qualifiedName(node) + ": only layers with a mask made of booleans, or none, are "
+                                       "split");
     return false;
   }
   const WithInsertPoint guard(node);
   Builder b(node);
-  auto norm = [&](Value* x, const char* weight, const char* bias) {
-    return b.layerNorm(x, *width, in(node, weight), in(node, bias), in(node, "eps"));
+  const auto type = in(node, "src")->type()->cast<c10::TensorType>();
+  const auto sizes = type ? type->sizes().concrete_sizes() : std::nullopt;
+  const auto alike = [&](Value* value) {  // of all between sums, too
+    if (sizes) {
+      value->setType(type->withSizes(*sizes));
+    }
+    return value;
   };
+  auto norm = [&](Value* x, const char* weight, const char* bias) {
+    return alike(b.layerNorm(x, *width, in(node, weight), in(node, bias), in(node, "eps")));
+  };
+  const auto sum = [&](Value* a, Value* of) { return alike(b.add(a, of)); };
   auto attention = [&](Value* x) {
     return b.selfAttention(x, *width, *heads, in(node, "qkv_weight"), in(node, "qkv_bias"),
-                           in(node, "proj_weight"), in(node, "proj_bias"));
+                           in(node, "proj_weight"), in(node, "proj_bias"), *mask);
   };
   auto feedForward = [&](Value* x) {
     auto* hidden = b.linear(x, in(node, "ffn_weight_1"), in(node, "ffn_bias_1"));
     hidden = *gelu ? b.op("gelu", {hidden, b.constant("none")}) : b.op("relu", {hidden});
-    return b.linear(hidden, in(node, "ffn_weight_2"), in(node, "ffn_bias_2"));
+    return alike(b.linear(hidden, in(node, "ffn_weight_2"), in(node, "ffn_bias_2")));
   };
   auto* x = in(node, "src");
   if (*norm_first) {
-    x = b.add(x, attention(norm(x, "norm_weight_1", "norm_bias_1")));
-    x = b.add(x, feedForward(norm(x, "norm_weight_2", "norm_bias_2")));
+    x = sum(x, attention(norm(x, "norm_weight_1", "norm_bias_1")));
+    x = sum(x, feedForward(norm(x, "norm_weight_2", "norm_bias_2")));
   } else {
-    x = norm(b.add(x, attention(x)), "norm_weight_1", "norm_bias_1");
-    x = norm(b.add(x, feedForward(x)), "norm_weight_2", "norm_bias_2");
+    x = norm(sum(x, attention(x)), "norm_weight_1", "norm_bias_1");
+    x = norm(sum(x, feedForward(x)), "norm_weight_2", "norm_bias_2");
   }
   node->output()->replaceAllUsesWith(x);
   return true;
@@ -872,6 +975,7 @@ bool dropWholeSlice(Node* node) {
 }  // namespace
 
 void normalizeOps(const GraphPtr& graph) {
+  registerAttention();
   Writers writers(graph);
   TracedIntegers integers(writers);
   std::vector<Node*> tanhs;

@@ -44,10 +44,6 @@ const attention::Kernels* kernelsFor(const Attention& kernel) {
   return !narrow ? kernels() : usesAmx() ? &attention::amx : &attention::avx512_bf16;
 }
 
-bool isAttention(const Node* node) {
-  return node->kind() == torch::jit::aten::scaled_dot_product_attention;
-}
-
 // The attention that is all a group computes, but for moves that the bridge has put there; null if
 // it computes anything else.
 const Node* soleAttention(const Graph& subgraph) {
@@ -570,7 +566,7 @@ class NodeFinder : Finder {
         static_cast<float>(scale.isNone() ? 1 / std::sqrt(static_cast<double>(kernel.size))
                                           : scale.toScalar().toDouble());
     kernel.causal = constant("is_causal").toBool();
-    kernel.safe = true;
+    kernel.safe = node_->kind() != unsafeAttentionKind();
     if (const auto mask = facts_.constant(named("attn_mask")); !mask || !mask->isNone()) {
       describeMask(found);
     }
