@@ -879,6 +879,7 @@ class BlockPartitioner {
       if (const auto* moved = movedByViews(part)) {
         addEnd(moved);
       }
+      addBroadcastProducts(part);
       if (!floats || convolutions.size() < 2) {
         continue;
       }
@@ -891,6 +892,27 @@ class BlockPartitioner {
       }
     }
     return ends_.size() > before;
+  }
+
+  // A product that a binary op repeats for each number of the other operand (the scores of graph
+  // attention, of one number a row): what follows is of many more numbers, and may join others.
+  void addBroadcastProducts(const Part& part) {
+    for (const auto* node : part.nodes) {
+      if (!ownKernelsAnywhere() || !isBinary(node)) {
+        continue;
+      }
+      for (const auto* input : node->inputs()) {
+        const auto* value = behind(input);
+        const bool product = isProduct(value->node()) &&
+                             std::find(part.nodes.begin(), part.nodes.end(), value->node()) !=
+                                 part.nodes.end();
+        const auto from = product ? facts_.tensor(value).sizes : std::nullopt;
+        const auto to = facts_.tensor(node->output()).sizes;
+        if (from && to && c10::multiply_integers(*from) < c10::multiply_integers(*to)) {
+          addEnd(value);
+        }
+      }
+    }
   }
 
   // What a partition with a linear layer of float gives before views that it ends with: our own

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "jit/onednn/ops/lowering.h"
 #include "jit/onednn/runtime/weight_memory.h"
 
 namespace llga {
@@ -348,7 +349,7 @@ PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Place
 
 PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes, at::ScalarType dtype,
                                 const std::function<void(const at::Tensor&)>& transform) {
-  const Layout wanted(0, dnnl::graph::logical_tensor::data_type::f32, sizes,
+  const Layout wanted(0, *toDataType(dtype), sizes,
                       c10::TensorType::contiguousStridesOf(sizes));
   return shared(weight, wanted, Placement::aligned, [&] {
     auto result = allocateWeight(sizes, weight.options().dtype(dtype));

@@ -48,7 +48,7 @@ enum class Placement {
 PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Placement placement);
 
 // What `transform` makes of `weight` and writes to the contiguous tensor that it is given; `sizes`
-// and `dtype` are that one's, and of all transformations of a weight only this one has such sizes.
+// and `dtype` are that one's, and of all transformations of a weight only this one has both.
 PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes, at::ScalarType dtype,
                                 const std::function<void(const at::Tensor&)>& transform);
 
