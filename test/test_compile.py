@@ -32,6 +32,7 @@ from util import (
     fused_graph,
     fuses,
     net,
+    randomize,
     restored,
     twin,
     walk,
@@ -903,3 +904,24 @@ def test_what_the_module_raises_comes_through() -> None:
         llga_fuser.compile(m, torch.randn(2, 4, 7, 6))
     with pytest.raises(RuntimeError, match="missing value for argument 'w'"):
         llga_fuser.compile(torch.jit.script(linear_relu), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["module", "script"])
+@pytest.mark.parametrize("conv", [False, True], ids=["", "beside a convolution"])
+def test_a_batch_norm_beside_other_readers(conv: bool, scripted: bool) -> None:
+    """torch.jit.freeze puts the norm into the layer that the others read, too."""
+    m = net(
+        "y = self.l(self.c(x).flatten(1))\nreturn torch.sigmoid(self.b(y)) * y"
+        if conv
+        else "y = self.l(x)\nreturn torch.sigmoid(self.b(y)) * y",
+        c=nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)),
+        l=nn.Linear(16, 8),
+        b=nn.BatchNorm1d(8),
+    ).eval()
+    randomize(m)
+    x = torch.randn(3, 2, 4, 4) if conv else torch.randn(3, 16)
+    with torch.no_grad():
+        source = torch.jit.script(m) if scripted else m
+        compiled = llga_fuser.compile(source, (x,))
+        torch.testing.assert_close(compiled(x), m(x), rtol=1e-4, atol=1e-5)
+    assert str(compiled.graph).count("aten::batch_norm") == 1  # not that of the convolution

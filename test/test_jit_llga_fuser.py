@@ -2107,6 +2107,80 @@ def test_padding_before_a_convolution_of_other_dimensions(kind: Any) -> None:
     check(m, [torch.randn(2, 4, *(9, 7, 8)[:dims])], fused="pad _convolution")
 
 
+MASKED = {
+    "attention": "self.a(x, x, x, attn_mask=m)[0]",
+    "keys": "self.a(x, x, x, key_padding_mask=p)[0]",
+    "layer": "self.e(x, src_mask=m)",
+    "layer_keys": "self.e(x, src_key_padding_mask=p)",
+    "both": "self.a(x, x, x, attn_mask=m, key_padding_mask=p)[0]",
+    "weights": "torch.cat(self.a(x, x, x, attn_mask=m), -1)",
+    "none": "self.a(x, x, x)[0]",
+}
+
+
+@pytest.mark.parametrize("mode", ["traced", "bf16"])
+@pytest.mark.parametrize("first", [True, False], ids=["batch_first", "sequence_first"])
+@pytest.mark.parametrize("mask", ["", "attn_mask=m", "key_padding_mask=p"])
+@pytest.mark.parametrize("operands", ["x, x, x", "x, y, y", "x, y, y * 2", "x * 2, x * 2, x"])
+def test_multihead_attention(operands: str, mask: str, first: bool, mode: str) -> None:
+    """Traced with gradients, which keeps it from nn's kernel for inference."""
+    m = net(
+        f"self.n(x + self.a({operands}, need_weights=False, {mask})[0])",
+        args="x, y, m, p",
+        a=nn.MultiheadAttention(32, 4, batch_first=first),
+        n=nn.LayerNorm(32),
+    ).eval()
+    dtype = torch.bfloat16 if mode == "bf16" else torch.float32
+    m.to(dtype)
+
+    def inputs(batch: int, queries: int, others: int) -> list[Tensor]:
+        keys = others if "y" in operands else queries
+        x, y = (torch.randn(batch, n, 32, dtype=dtype) for n in (queries, others))
+        if not first:
+            x, y = (t.transpose(0, 1).contiguous() for t in (x, y))
+        padding = torch.zeros(batch, keys, dtype=torch.bool)
+        padding[:, -2:] = True
+        return [x, y, torch.ones(queries, keys, dtype=torch.bool).triu(1), padding]
+
+    script = torch.jit.freeze(torch.jit.trace(m, inputs(2, 9, 7), check_trace=False))
+    assert "aten::_native_multi_head_attention" not in str(script.graph)
+    limit = TOLERANCES[dtype].relative
+    with torch.no_grad():
+        for sizes in [(2, 9, 7)] * 3 + [(1, 9, 7), (3, 5, 11), (2, 9, 7)]:
+            x = inputs(*sizes)
+            expected = m(*x)
+            atol = limit * float(expected.abs().max())
+            torch.testing.assert_close(script(*x), expected, rtol=limit, atol=atol)
+
+
+@pytest.mark.parametrize("masked", ["some", "all of a row"])
+@pytest.mark.parametrize("code", MASKED, ids=MASKED)
+def test_masked_kernels_of_nn(code: str, masked: str) -> None:
+    """Where all keys are masked it is NaN, as in nn's kernels, and not 0."""
+    m = net(
+        MASKED[code],
+        args="x, m, p",
+        a=nn.MultiheadAttention(32, 4, batch_first=True),
+        e=nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
+    ).eval()
+    x, mask = torch.randn(2, 9, 32), torch.ones(9, 9, dtype=torch.bool).triu(1)
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[:, -2:] = True
+    if masked != "some":
+        mask[4] = padding[1] = True
+    with torch.no_grad():
+        script = torch.jit.freeze(torch.jit.trace(m, (x, mask, padding), check_trace=False))
+        for _ in range(4):
+            expected = m(x, mask, padding)
+            torch.testing.assert_close(
+                script(x, mask, padding), expected, equal_nan=True, rtol=1e-4, atol=1e-5
+            )
+        assert bool(expected.isnan().any()) == (masked != "some" and code != "none")
+        found = fused_graph(script, x, mask, padding)
+    split = code not in ("both", "weights")
+    assert bool(found.inside["aten::linear"]) == split
+
+
 SEQUENCE = {
     "c": lambda: nn.Conv1d(8, 16, 3, padding=1),
     "d": lambda: nn.Conv1d(16, 8, 3, padding=2, dilation=2, groups=4),
@@ -2129,6 +2203,18 @@ SEQUENCES = {  # code, and what is in a group when traced
     "same": ("F.relu(self.same(self.c(x)))", "conv relu"),
     "transposed": ("F.relu(self.t(self.c(x)))", "conv relu"),
     "causal": ("y = self.c(x)\ny + F.relu(self.causal(y)[..., :-4])", "conv relu add"),
+    "causal_and_copied": (
+        "y = self.c(x)\ny + F.relu(self.causal(y)[..., :-4].contiguous())",
+        "conv relu add",
+    ),
+    "copied_for_others": (
+        "y = self.causal(self.c(x))[..., :-4].contiguous()\ny.view(-1, 20) * 2, F.relu(y)",
+        "conv",
+    ),
+    "copied_and_returned": (
+        "y = self.causal(self.c(x))[..., :-4].contiguous()\ny, F.relu(y)",
+        "conv",
+    ),
     "cut": ("F.relu(self.causal(self.c(x))[..., :-3])", "conv"),
     "cut_further": ("F.relu(self.causal(self.c(x))[..., :-5])", "conv"),
     "cut_in_front": ("F.relu(self.causal(self.c(x))[..., 4:])", "conv"),

@@ -43,6 +43,7 @@ PASSES = [
     "fold_constants",
     "normalize_ops",
     "restore_linear",
+    "restore_attention",
     "fold_batch_norm",
     "fold_scale",
     "sink_permute",
@@ -614,6 +615,123 @@ def test_fold_constants_keeps_8_bit() -> None:
     assert "aten::dequantize" in kinds(graph)
     _C.run_pass("fold_constants", graph)
     assert "aten::dequantize" in kinds(graph)
+
+
+SPLIT_CONSTANT = """
+graph(%x : Tensor):
+  %none : NoneType = prim::Constant()
+  %zero : int = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %last : int = prim::Constant[value=-1]()
+  %both : int[] = prim::Constant[value=[2, 4]]()
+  %half : Long(requires_grad=0, device=cpu) = prim::Constant[value={2}]()
+  %w : Float(6, 4, strides=[4, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  MADE
+  %y : Tensor = aten::linear(%x, %a, %none)
+  REST
+"""
+WAYS_TO_SPLIT = {  # how parts are made, and how many rows the first one has
+    "sizes": ("aten::split_with_sizes(%w, %both, %zero)", 2),
+    "size": ("aten::split(%w, %two, %zero)", 2),
+    "chunks": ("aten::chunk(%w, %two, %zero)", 3),
+    "uneven": ("aten::tensor_split(%w, %both, %zero)", 2),
+}
+
+
+def of_parts(made: str, rest: str = "return (%y)") -> str:
+    count = 3 if made.startswith(("aten::tensor_split", "aten::split(")) else 2
+    names = [f"%{name} : Tensor" for name in "abc"][:count]
+    lines = f"%list : Tensor[] = {made}\n  {', '.join(names)} = prim::ListUnpack(%list)"
+    return SPLIT_CONSTANT.replace("MADE", lines).replace("REST", rest.replace("; ", "\n  "))
+
+
+@pytest.mark.parametrize(("made", "rows"), WAYS_TO_SPLIT.values(), ids=WAYS_TO_SPLIT)
+def test_fold_constants_takes_parts(made: str, rows: int) -> None:
+    graph = after("fold_constants", of_parts(made))
+    assert kinds(graph) == ["aten::linear"]
+    (linear,) = graph.findAllNodes("aten::linear")
+    assert linear.inputsAt(1).node().t("value").shape == (rows, 4)
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["", "autocast"])
+def test_fold_constants_takes_chunks_and_rows(cast: bool) -> None:
+    chunks = "%a : Tensor, %b : Tensor = prim::ConstantChunk[chunks=2, dim=0](%w)"
+    text = SPLIT_CONSTANT.replace("MADE", chunks).replace("REST", "return (%y)")
+    rows = of_parts("aten::unbind(%w, %one)")
+    names = ", ".join(f"%{name} : Tensor" for name in "abcd")
+    rows = re.sub(r"%a : Tensor, %b : Tensor(?= = prim::List)", names, rows)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        for source, shape in ((text, (3, 4)), (rows, (6,))):
+            graph = after("fold_constants", source)
+            assert kinds(graph) == ["aten::linear"]
+            (linear,) = graph.findAllNodes("aten::linear")
+            assert linear.inputsAt(1).node().t("value").shape == shape
+
+
+@pytest.mark.parametrize(
+    ("rest", "kept"),
+    [
+        ("return (%y, %b)", "slice"),
+        ("%z : Tensor = aten::add_(%b, %y, %one); return (%y, %z)", "slice add_"),
+        ("return (%y, %list)", "split_with_sizes"),
+    ],
+    ids=["returned", "written to", "list returned"],
+)
+def test_fold_constants_keeps_parts(rest: str, kept: str) -> None:
+    text = of_parts(WAYS_TO_SPLIT["sizes"][0], rest)
+    assert {f"aten::{name}" for name in kept.split()} <= set(kinds(after("fold_constants", text)))
+
+
+ASKED_SIZE = """
+graph(%x : Tensor, %on : bool):
+  %none : NoneType = prim::Constant()
+  %zero : int = prim::Constant[value=0]()
+  %one : int = prim::Constant[value=1]()
+  %last : int = prim::Constant[value=-1]()
+  %eps : float = prim::Constant[value=1e-5]()
+  %width : int[] = prim::Constant[value=[4]]()
+  %w : Float(6, 4, strides=[4, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %n : int = aten::size(%x, %last)
+  %t : Tensor = prim::NumToTensor(%n)
+  %d : Tensor = aten::mul(%t, %one)
+  %m : int = aten::Int(%d)
+  READ
+  return (%y, %m)
+"""
+READ_IN_BRANCH = """%y : Tensor = prim::If(%on)
+    block0():
+      %z : Tensor = aten::linear(%x, %w, %none)
+      -> (%z)
+    block1():
+      -> (%x)"""
+
+
+@pytest.mark.parametrize(
+    ("read", "known"),
+    [
+        ("%y : Tensor = aten::linear(%x, %w, %none)", True),
+        ("%y : Tensor = aten::layer_norm(%x, %width, %none, %none, %eps, %on)", True),
+        ("%y : Tensor = aten::relu(%x)", False),
+        ("%y : Tensor = aten::linear(%w, %x, %none)", False),
+        (READ_IN_BRANCH, False),
+    ],
+    ids=["linear", "layer_norm", "relu", "weight", "branch"],
+)
+@pytest.mark.parametrize("cast", [False, True], ids=["", "autocast"])
+def test_fold_constants_knows_sizes(read: str, known: bool, cast: bool) -> None:
+    """Of what a linear layer or layer norm reads, which raises for others."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        graph = after("fold_constants", ASKED_SIZE.replace("READ", read))
+    assert ("aten::size" not in kinds(graph)) == known
+    *_, size = graph.outputs()
+    assert (size.toIValue() == 4) == known
+
+
+def test_fold_constants_asks_other_sizes() -> None:
+    text = ASKED_SIZE.replace("READ", "%y : Tensor = aten::linear(%x, %w, %none)")
+    text = text.replace("size(%x, %last)", "size(%x, %zero)")
+    assert "aten::size" in kinds(after("fold_constants", text))
 
 
 def test_what_was_folded_in_inference_mode_can_be_used_outside() -> None:
@@ -1504,6 +1622,113 @@ graph(%x : Float(2, 3, strides=[3, 1], requires_grad=0, device=cpu),
   %1 : Tensor = aten::add(%x, %y, %one)
   return (%1)
 """
+
+
+# ------------------------------------------------------------------------------ restore_attention
+
+
+class MultiHead(nn.Module):
+    """nn.MultiheadAttention before a sum and a norm."""
+
+    def __init__(self, read: str, first: bool = True) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=first)
+        self.norm, self.read = nn.LayerNorm(8), read
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        q, k, v = {
+            "self": (x, x, x),
+            "cross": (x, y, y),
+            "positions": (x * 2, x * 2, x),
+            "three": (x, y, y * 2),
+        }[self.read]
+        attended: Tensor = self.attention(q, k, v, need_weights=False)[0]
+        return self.norm(x + attended)
+
+
+def of_multihead(module: nn.Module, first: bool) -> torch.Graph:
+    """With all passes before, and without nn's kernel for inference, which needs no_grad."""
+    x, y = torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+    if not first:
+        x, y = x.transpose(0, 1), y.transpose(0, 1)
+    script = torch.jit.trace(module.eval(), (x, y), check_trace=False)
+    graph: torch.Graph = torch.jit.freeze(script).graph.copy()
+    assert "aten::_native_multi_head_attention" not in kinds(graph)
+    for name in PASSES[: PASSES.index("restore_attention")]:
+        _C.run_pass(name, graph)
+    return graph
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["batch_first", "sequence_first"])
+@pytest.mark.parametrize(
+    ("read", "layers", "parts"),
+    [("self", 1, 3), ("cross", 2, 2), ("positions", 3, 0), ("three", 3, 0)],
+    ids=["self", "cross", "positions", "three"],
+)
+def test_restore_attention(read: str, layers: int, parts: int, first: bool) -> None:
+    graph = of_multihead(MultiHead(read, first), first)
+    _C.run_pass("restore_attention", graph)
+    torch._C._jit_pass_lint(graph)
+    found = Counter(k.removeprefix("aten::") for k in kinds(graph))
+    assert found["linear"] == layers + 1
+    assert found["slice"] == parts
+    assert found["scaled_dot_product_attention"] == 1
+    # Of operands, and of the result; sequence first it stays as it is.
+    assert (found["transpose"], found["permute"]) == ((4, 0) if first else (0, 4))
+    assert not found["contiguous"] + found["unflatten"] + found["select"]
+
+
+SPELLED = """
+y = x.transpose(0, 1)
+n, b, e = y.shape
+q, k, v = self.q(y), self.k(y), self.v(y)
+def heads(z):
+    return z.reshape(n, b * 2, e // 2).transpose(0, 1).reshape(b, 2, n, e // 2)
+a = F.scaled_dot_product_attention(heads(q), heads(k), heads(v))
+z = self.o(a.permute(2, 0, 1, 3).reshape(n * b, e)).reshape(n, b, e).transpose(0, 1)
+return F.layer_norm(x + z, [8])
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "restored"),
+    [
+        ("", "", True),
+        ("q, k, v =", "w = y[:1]\nq, k, v =", True),
+        ("return F.layer_norm(x + z, [8])", "return z", True),  # but for the result
+        ("a = F", "q += 1\na = F", False),
+        ("a = F", "y.mul_(2)\na = F", False),
+        (".reshape(b, 2, n,", ".reshape(n, 2, b,", False),
+        (".reshape(n, b * 2,", ".reshape(b, n * 2,", False),
+        (".transpose(0, 1).reshape(b, 2,", ".transpose(0, 1).reshape(b, -1,", False),
+        ("heads(q), heads(k)", "heads(q), heads(k.relu())", False),
+    ],
+    ids=[
+        "as it is",
+        "read beside",
+        "returned",
+        "written",
+        "data written",
+        "other sizes",
+        "other rows",
+        "unknown heads",
+        "no layer",
+    ],
+)
+def test_restore_attention_that_is_spelled_out(old: str, new: str, restored: bool) -> None:
+    assert old in SPELLED
+    layers = {name: nn.Linear(8, 8) for name in "qkvo"}
+    module = net(SPELLED.replace(old, new, 1) if old else SPELLED, **layers)
+    x = torch.randn(2, 2, 8)  # so that any of these fits
+    graph = torch.jit.freeze(torch.jit.trace(module.eval(), (x,), check_trace=False)).graph.copy()
+    for name in PASSES[: PASSES.index("restore_attention")]:
+        _C.run_pass(name, graph)
+    torch._C._jit_pass_dce(graph)
+    before = Counter(kinds(graph))
+    _C.run_pass("restore_attention", graph)
+    torch._C._jit_pass_lint(graph)
+    assert (Counter(kinds(graph)) != before) == restored
+    check(module, [x], scripted=False)
 
 
 # ------------------------------------------------------------------------------ prepare_quantized

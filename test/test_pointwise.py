@@ -320,3 +320,17 @@ def test_behind_a_product(operator: str) -> None:
         (group,) = llga_fuser.report(m, *inputs, rounds=1).groups
         found = [p.implementation for p in group.primitives]
         assert "llga_pointwise" in found and "ref:any" not in found, found
+
+
+@DTYPES
+def test_product_that_is_repeated(dtype: torch.dtype) -> None:
+    """Graph attention's scores: what follows a product of few numbers is a chain of its own."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    code = "torch.softmax(F.leaky_relu(x @ self.a + (x @ self.b).transpose(1, 2), 0.2), -1)"
+    a, b = torch.randn(16, 1), torch.randn(16, 1)
+    m = net(code, a=a, b=b).eval()
+    x = torch.randn(2, 40, 16)
+    check(m, [x], dtype=dtype, fused="matmul add leaky_relu softmax", groups=3)
+    if has_own_kernels():
+        assert "llga_softmax" in kernels_of(m.to(dtype), x.to(dtype))

@@ -903,9 +903,9 @@ class BlockPartitioner {
       }
       for (const auto* input : node->inputs()) {
         const auto* value = behind(input);
-        const bool product = isProduct(value->node()) &&
-                             std::find(part.nodes.begin(), part.nodes.end(), value->node()) !=
-                                 part.nodes.end();
+        const bool product =
+            isProduct(value->node()) &&
+            std::find(part.nodes.begin(), part.nodes.end(), value->node()) != part.nodes.end();
         const auto from = product ? facts_.tensor(value).sizes : std::nullopt;
         const auto to = facts_.tensor(node->output()).sizes;
         if (from && to && c10::multiply_integers(*from) < c10::multiply_integers(*to)) {

@@ -12,8 +12,9 @@
 // Sizes count as constants that what reads the tensor raises an error for any other of, as the
 // inputs of linear layers (known_shapes.h).
 //
-// Parts of a constant (aten::split, chunk, unbind: the weights of the attention of torch.nn when its
-// queries are not its keys) become slices of it first, of which it can be told what is done to them:
+// Parts of a constant (aten::split, chunk, unbind: the weights of the attention of torch.nn when
+// its queries are not its keys) become slices of it first, of which it can be told what is done to
+// them:
 //
 //   %2 : Tensor[] = aten::split_with_sizes(%constant, [64, 128], %dim)
 //   %3 : Tensor, %4 : Tensor = prim::ListUnpack(%2)
@@ -168,8 +169,8 @@ bool makeSlices(Node* node) {
   }
   const bool chunks = node->kind() == prim::ConstantChunk;
   auto* from = chunks ? node : node->input()->node();
-  const auto dim = chunks ? std::optional(node->i(torch::jit::attr::dim))
-                          : intOf(from->namedInput("dim"));
+  const auto dim =
+      chunks ? std::optional(node->i(torch::jit::attr::dim)) : intOf(from->namedInput("dim"));
   if (!dim) {
     return false;
   }

@@ -130,9 +130,10 @@ class Guard {
   }
 
   void mark(Node* group) {
-    const bool watch = (leadsToLoss(group) || mightSpreadNan(group)) &&
-                       !contains(group, kinds("softmax log_softmax scaled_dot_product_attention")) &&
-                       !contains(group, {unsafeAttentionKind()});
+    const bool watch =
+        (leadsToLoss(group) || mightSpreadNan(group)) &&
+        !contains(group, kinds("softmax log_softmax scaled_dot_product_attention")) &&
+        !contains(group, {unsafeAttentionKind()});
     const auto needed = ofCausalAttention(*group->g(torch::jit::attr::Subgraph));
     std::vector<int64_t> finite;
     for (size_t i = 0; i < group->inputs().size(); ++i) {

@@ -1,6 +1,6 @@
 // What is known of the shapes of a graph's values by construction, whatever its inputs are: the
-// number of dimensions and the last size. Observed types don't count, as they say it of one set of
-// inputs.
+// number of dimensions and the last size, also by what reads a value and would raise an error for
+// another one. Observed types don't count, as they say it of one set of inputs.
 #pragma once
 
 #include <cstdint>

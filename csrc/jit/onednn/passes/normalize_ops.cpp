@@ -116,11 +116,11 @@ class Builder {
     for (auto* part : parts) {
       as(part, {batch, heads, tokens, size}, {tokens * row, size, row, 1});
     }
-    auto* attended = op("scaled_dot_product_attention",
-                        {parts[0], parts[1], parts[2],
-                         mask != nullptr ? mask : constant(c10::IValue()), constant(0.0),
-                         constant(false), constant(c10::IValue()), constant(false)},
-                        mask != nullptr ? "llga" : "aten");
+    auto* attended =
+        op("scaled_dot_product_attention",
+           {parts[0], parts[1], parts[2], mask != nullptr ? mask : constant(c10::IValue()),
+            constant(0.0), constant(false), constant(c10::IValue()), constant(false)},
+           mask != nullptr ? "llga" : "aten");
     as(attended, {batch, heads, tokens, size}, {tokens * width, size, width, 1});
     auto* by_token = as(op("transpose", {attended, constant(1), constant(2)}),
                         {batch, tokens, heads, size}, {tokens * width, width, size, 1});
@@ -149,8 +149,8 @@ std::optional<T> known(const Node* node, const char* name) {
 Value* in(Node* node, const char* name) { return node->namedInput(name); }
 
 // Whether a mask of floats is 0 or minus infinity everywhere, so that it may be added to scores:
-// the kernels of torch.nn leave out what is not 0. As nn.MultiheadAttention makes it of booleans. (A
-// sum of two is not: a group would have it, which is watched for infinities.)
+// the kernels of torch.nn leave out what is not 0. As nn.MultiheadAttention makes it of booleans.
+// (A sum of two is not: a group would have it, which is watched for infinities.)
 bool isZeroOrMinusInfinity(const Value* mask) {
   for (;;) {
     const auto constant = constantTensor(mask);
@@ -163,8 +163,8 @@ bool isZeroOrMinusInfinity(const Value* mask) {
       mask = node->input(0);
       continue;
     }
-    const auto value = node->kind() == aten::masked_fill ? torch::jit::toIValue(node->input(2))
-                                                         : std::nullopt;
+    const auto value =
+        node->kind() == aten::masked_fill ? torch::jit::toIValue(node->input(2)) : std::nullopt;
     return value && value->isDouble() &&
            value->toDouble() == -std::numeric_limits<double>::infinity() &&
            behind(node->input(0))->node()->kind() == aten::zeros_like;
@@ -217,8 +217,9 @@ bool splitAttention(Node* node) {
   const auto mask = addedMask(node);
   if (x != in(node, "key") || x != in(node, "value") || !mask || !width || !heads || *heads == 0 ||
       node->output(1)->hasUses()) {
-    refuse(node, qualifiedName(node) + ": only self-attention is split, with a mask made of "
-                                       "booleans or none, whose weights nobody reads");
+    refuse(node, qualifiedName(node) +
+                     ": only self-attention is split, with a mask made of "
+                     "booleans or none, whose weights nobody reads");
     return false;
   }
   const WithInsertPoint guard(node);
@@ -236,8 +237,9 @@ bool splitEncoderLayer(Node* node) {
   const auto norm_first = known<bool>(node, "norm_first");
   const auto mask = addedMask(node);
   if (!mask || !width || !heads || *heads == 0 || !gelu || !norm_first) {
-    refuse(node, qualifiedName(node) + ": only layers with a mask made of booleans, or none, are "
-                                       "split");
+    refuse(node, qualifiedName(node) +
+                     ": only layers with a mask made of booleans, or none, are "
+                     "split");
     return false;
   }
   const WithInsertPoint guard(node);

@@ -19,14 +19,16 @@
 // Queries, keys and values that one layer gives, and that are copied to lie one behind the other,
 // are slices of what it gives:
 //
-//   select(contiguous(squeeze(transpose(unsqueeze(unflatten(%2, -1, [3, e]), 0), 0, -2), -2)), 0, 1)
+//   select(contiguous(squeeze(transpose(unsqueeze(unflatten(%2, -1, [3, e]), 0), 0, -2), -2)), 0,
+//   1)
 // ->
 //   slice(%2, -1, e, 2 * e, 1)
 //
 // So the layers read memory as it lies, the residual sum behind is in the group of the last one,
 // and nothing is copied. Numbers are the same ones. Sizes have to be what they look like for any
 // input: h and e are constants, l and b are asked of what the layers read, and d is e / h then, as
-// views keep the number of elements. Nothing that is written to is touched. The heads' weights of the whole (need_weights) are left alone.
+// views keep the number of elements. Nothing that is written to is touched. The heads' weights of
+// the whole (need_weights) are left alone.
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 
@@ -172,7 +174,10 @@ class Restorer {
     const Value* same_size;  // as the network has it
     Source length;           // of the sequence
     Source batch;
-    const Value* viewed_batch;  // with which it is viewed: that of the queries
+    // With which it is viewed: the batch of queries, and with its heads; the length of keys.
+    const Value* viewed_batch;
+    const Value* viewed_rows;
+    const Value* viewed_length;
   };
 
   // The linear layer behind the attention, and what puts the batch first again.
@@ -192,19 +197,24 @@ class Restorer {
       const auto& query = operands[0];
       const auto& other = operands[i];
       if ((other.data == nullptr) != (query.data == nullptr) || other.heads != query.heads ||
-          other.size != query.size || !isSame(other.same_size, query.same_size)) {
+          other.size != query.size || !isSame(other.same_size, query.same_size) ||
+          !isSame(other.viewed_batch, query.viewed_batch) ||
+          !isSame(other.viewed_rows, query.viewed_rows)) {
         return;
       }
     }
-    // Keys and values have the same batch then, as a view keeps the number of elements.
-    if (sourceOf(operands[0].viewed_batch) != operands[0].batch) {
+    // Keys and values have the same batch then, and the length that they are viewed with, as a view
+    // keeps the number of elements.
+    const auto& query = operands[0];
+    if (sourceOf(query.viewed_batch) != query.batch ||
+        sourceOf(query.viewed_length) != query.length) {
       return;
     }
     for (size_t i = 0; i < operands.size(); ++i) {
       attention->replaceInput(i, byHeads(operands[i], attention));
     }
-    const auto result = operands[0].data != nullptr ? resultOf(attention, operands[0])
-                                                    : std::nullopt;
+    const auto result =
+        operands[0].data != nullptr ? resultOf(attention, operands[0]) : std::nullopt;
     if (result) {
       putBatchFirst(attention, operands[0], *result);
     }
@@ -212,7 +222,12 @@ class Restorer {
 
   // Whether two integers are the same one.
   static bool isSame(const Value* a, const Value* b) {
-    return a == b || (intOf(a) && intOf(a) == intOf(b)) || sourceOf(a) == sourceOf(b);
+    const auto isProduct = [](const Value* value) {
+      return value->node()->kind() == aten::mul && value->node()->inputs().size() == 2;
+    };
+    return a == b || (intOf(a) && intOf(a) == intOf(b)) || sourceOf(a) == sourceOf(b) ||
+           (isProduct(a) && isProduct(b) && isSame(a->node()->input(0), b->node()->input(0)) &&
+            isSame(a->node()->input(1), b->node()->input(1)));
   }
 
   bool isWritten(const std::vector<Node*>& nodes) const {
@@ -250,7 +265,7 @@ class Restorer {
     // A matrix would have its last size for the batch.
     const bool fits = heads > 0 && width > 0 && width % heads == 0 &&
                       isSame(by_rows[2], by_heads[3]) && sourceOf(by_rows[0]) == length &&
-                      sourceOf(by_heads[2]) == length && shapes_.last(data).value_or(1) > 1 &&
+                      shapes_.last(data).value_or(1) > 1 &&
                       shapes_.rank(layer->input(1)) == size_t{2};
     const bool swapped = swapsFirst(data->node());
     if (swapped) {
@@ -259,15 +274,10 @@ class Restorer {
     if (!fits || isWritten(nodes)) {
       return std::nullopt;
     }
-    return Heads{layer,
-                 std::move(part),
-                 swapped ? data->node()->input(0) : nullptr,
-                 heads,
-                 width / heads,
-                 by_heads[3],
-                 length,
-                 sourceOf(given, 1),
-                 by_heads[0]};
+    return Heads{layer,      std::move(part),    swapped ? data->node()->input(0) : nullptr,
+                 heads,      width / heads,      by_heads[3],
+                 length,     sourceOf(given, 1), by_heads[0],
+                 by_rows[1], by_heads[2]};
   }
 
   Node* create(Symbol kind, at::ArrayRef<Value*> inputs, Node* like, Node* before) {
@@ -335,10 +345,10 @@ class Restorer {
     const auto number = [&](int64_t n) { return constant(n, attention); };
     if (operand.part) {
       const auto& [whole, index, width, nodes] = *operand.part;
-      auto* slice = create(aten::slice,
-                           {given, number(-1), number(index * width), number((index + 1) * width),
-                            number(1)},
-                           like, attention);
+      auto* slice =
+          create(aten::slice,
+                 {given, number(-1), number(index * width), number((index + 1) * width), number(1)},
+                 like, attention);
       if (const auto shape = shapeOf(given, 3)) {
         const auto& [sizes, strides] = *shape;
         setSizes(slice->output(), given, {sizes[0], sizes[1], width}, strides);
@@ -347,17 +357,17 @@ class Restorer {
     }
     auto* batch = sizeOf(operand.batch, attention);
     auto* length = sizeOf(operand.length, attention);
-    auto* list = graph_->createList(c10::IntType::get(),
-                                    {first ? batch : length, first ? length : batch,
-                                     number(operand.heads), number(operand.size)});
+    auto* list =
+        graph_->createList(c10::IntType::get(), {first ? batch : length, first ? length : batch,
+                                                 number(operand.heads), number(operand.size)});
     list->insertBefore(attention);
     auto* view = create(aten::view, {given, list->output()}, like, attention);
     const std::vector<int64_t> order =
         first ? std::vector<int64_t>{0, 2, 1, 3} : std::vector<int64_t>{1, 2, 0, 3};
-    auto* moved = first ? create(aten::transpose, {view->output(), number(1), number(2)}, like,
-                                 attention)
-                        : create(aten::permute, {view->output(), constant(order, attention)}, like,
-                                 attention);
+    auto* moved =
+        first
+            ? create(aten::transpose, {view->output(), number(1), number(2)}, like, attention)
+            : create(aten::permute, {view->output(), constant(order, attention)}, like, attention);
     if (const auto shape = shapeOf(given, 3)) {
       const auto& [sizes, strides] = *shape;
       const std::vector<int64_t> by_heads{sizes[0], sizes[1], operand.heads, operand.size};
@@ -461,9 +471,8 @@ class Restorer {
 
 void restoreAttention(const GraphPtr& graph) {
   bool any = false;
-  walk(graph->block(), [&](const Node* node) {
-    any = any || node->kind() == aten::scaled_dot_product_attention;
-  });
+  walk(graph->block(),
+       [&](const Node* node) { any = any || node->kind() == aten::scaled_dot_product_attention; });
   if (any) {
     Restorer(graph).run();
     torch::jit::EliminateDeadCode(graph);

@@ -349,8 +349,7 @@ PackedWeightPtr packWeight(const at::Tensor& weight, const Layout& layout, Place
 
 PackedWeightPtr transformWeight(const at::Tensor& weight, const Shape& sizes, at::ScalarType dtype,
                                 const std::function<void(const at::Tensor&)>& transform) {
-  const Layout wanted(0, *toDataType(dtype), sizes,
-                      c10::TensorType::contiguousStridesOf(sizes));
+  const Layout wanted(0, *toDataType(dtype), sizes, c10::TensorType::contiguousStridesOf(sizes));
   return shared(weight, wanted, Placement::aligned, [&] {
     auto result = allocateWeight(sizes, weight.options().dtype(dtype));
     transform(result);
