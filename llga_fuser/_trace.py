@@ -28,8 +28,10 @@ def freeze(script: Any) -> Any:
         torch._C._jit_pass_fold_frozen_conv_add_or_sub,
         torch._C._jit_pass_fold_frozen_conv_mul_or_div,
     )
-    while any([fold(graph) for fold in convolutions]):  # all of them each time
-        pass
+    changed = True
+    while changed:
+        done = [fold(graph) for fold in convolutions]
+        changed = any(done)
     return frozen
 
 

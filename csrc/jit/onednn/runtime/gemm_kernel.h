@@ -20,7 +20,9 @@ using V = Simd::V;
 constexpr int64_t kWidth = Simd::kWidth;
 constexpr int64_t kPanel = 2 * kWidth;
 constexpr int kRows = Simd::kRows;
-constexpr int64_t kBlock = 192;  // rows
+// Rows. Those of a transformer's 196 patches and a token go together where narrow panels leave
+// room.
+constexpr int64_t kBlock = kWidth == 8 ? 224 : 192;
 constexpr int64_t kDepth = 256;  // inputs that are added up alone: one long sum would round more
 constexpr int64_t kResident = 3 << 16;  // numbers that the second level of cache keeps
 constexpr int64_t kNear = 1 << 16;      // of a weight that is there already
