@@ -728,6 +728,13 @@ def test_fold_constants_knows_sizes(read: str, known: bool, cast: bool) -> None:
     assert (size.toIValue() == 4) == known
 
 
+def test_fold_constants_asks_what_is_written_to() -> None:
+    """In place, its dimensions may change places."""
+    text = ASKED_SIZE.replace("READ", "%v : Tensor = aten::t_(%x)\n  READ")
+    text = text.replace("READ", "%y : Tensor = aten::linear(%x, %w, %none)")
+    assert "aten::size" in kinds(after("fold_constants", text))
+
+
 def test_fold_constants_asks_other_sizes() -> None:
     text = ASKED_SIZE.replace("READ", "%y : Tensor = aten::linear(%x, %w, %none)")
     text = text.replace("size(%x, %last)", "size(%x, %zero)")
@@ -1696,6 +1703,7 @@ return F.layer_norm(x + z, [8])
         ("", "", True),
         ("q, k, v =", "w = y[:1]\nq, k, v =", True),
         ("return F.layer_norm(x + z, [8])", "return z", True),  # but for the result
+        ("return F.layer_norm(x + z, [8])", "return F.layer_norm(x + z, [8]), k", False),
         ("a = F", "q += 1\na = F", False),
         ("a = F", "y.mul_(2)\na = F", False),
         (".reshape(b, 2, n,", ".reshape(n, 2, b,", False),
@@ -1707,6 +1715,7 @@ return F.layer_norm(x + z, [8])
         "as it is",
         "read beside",
         "returned",
+        "keys returned",
         "written",
         "data written",
         "other sizes",

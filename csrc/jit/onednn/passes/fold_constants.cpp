@@ -163,7 +163,7 @@ std::vector<at::Tensor> partsOfConstant(Node* node) {
 
 // In the place of the parts that it takes a constant apart into, if it does.
 bool makeSlices(Node* node) {
-  const auto parts = partsOfConstant(node);
+  const auto parts = node->hasUses() ? partsOfConstant(node) : std::vector<at::Tensor>();
   if (parts.empty()) {
     return false;
   }
@@ -201,7 +201,14 @@ void foldSizes(const GraphPtr& graph) {
       found.emplace_back(node, *size);
     }
   });
+  if (found.empty()) {
+    return;
+  }
+  const AliasDb aliases(graph);
   for (const auto& [node, size] : found) {
+    if (aliases.hasWriters(node->input(0))) {
+      continue;  // which may change its sizes
+    }
     const torch::jit::WithInsertPoint guard(node);
     node->output()->replaceAllUsesWith(graph->insertConstant(size));
   }

@@ -236,6 +236,18 @@ class Restorer {
     });
   }
 
+  // Whether others read what one of them gives, so that it would be computed twice; what is copied
+  // to have its parts apart has several readers.
+  static bool isReadBeside(const std::vector<Node*>& nodes) {
+    return std::any_of(nodes.begin(), nodes.end(), [](const Node* node) {
+      const auto& uses = node->output()->uses();
+      const auto readers = std::count_if(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+        return !readsShape(use.user);
+      });
+      return readers != 1 && node->kind() != aten::contiguous;
+    });
+  }
+
   std::optional<Heads> headsOf(Value* operand) {
     auto* outer = operand->node();
     const auto by_heads = sizesOfView(outer, 4);
@@ -268,10 +280,7 @@ class Restorer {
                       shapes_.last(data).value_or(1) > 1 &&
                       shapes_.rank(layer->input(1)) == size_t{2};
     const bool swapped = swapsFirst(data->node());
-    if (swapped) {
-      nodes.push_back(data->node());
-    }
-    if (!fits || isWritten(nodes)) {
+    if (!fits || isWritten(nodes) || aliases_.hasWriters(data) || isReadBeside(nodes)) {
       return std::nullopt;
     }
     return Heads{layer,      std::move(part),    swapped ? data->node()->input(0) : nullptr,
@@ -438,11 +447,10 @@ class Restorer {
     auto* layer = result.layer;
     const auto number = [&](int64_t n) { return constant(n, layer); };
     auto* swap = create(aten::transpose, {attention->output(), number(1), number(2)}, layer, layer);
-    auto* list = graph_->createList(c10::IntType::get(),
-                                    {sizeOf(query.batch, layer), sizeOf(query.length, layer),
-                                     number(query.heads * query.size)});
-    list->insertBefore(layer);
-    auto* rows = create(aten::reshape, {swap->output(), list->output()}, layer, layer);
+    auto* list = listOf(
+        {sizeOf(query.batch, layer), sizeOf(query.length, layer), number(query.heads * query.size)},
+        layer);
+    auto* rows = create(aten::reshape, {swap->output(), list}, layer, layer);
     auto* given = create(aten::linear, layer->inputs(), layer, layer);
     given->replaceInput(0, rows->output());
     auto* last = result.last->output();
