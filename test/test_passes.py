@@ -879,6 +879,31 @@ def test_normalize_multihead_attention() -> None:
     assert expected.shape == x.shape
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["", "written to"])
+def test_normalize_multihead_attention_with_a_mask(written: bool) -> None:
+    """Of booleans. What is written to it could be any number, which nn's kernel takes for True."""
+    m = net(
+        "self.a(x, x, x, attn_mask=m)[0]",
+        args="x, m",
+        a=nn.MultiheadAttention(8, 2, batch_first=True),
+    )
+    with torch.no_grad():
+        example = (torch.randn(2, 5, 8), torch.ones(5, 5, dtype=torch.bool).triu(1))
+        graph = torch.jit.freeze(torch.jit.trace(m.eval(), example)).graph.copy()
+    (native,) = graph.findAllNodes("aten::_native_multi_head_attention")
+    if written:
+        (filled,) = graph.findAllNodes("aten::masked_fill_")
+        with graph.insert_point_guard(native):
+            one = graph.insertConstant(1)
+            graph.insertNode(graph.create("aten::add_", [filled.output(), filled.output(), one], 1))
+    for name in PASSES[: PASSES.index("normalize_ops") + 1]:
+        _C.run_pass(name, graph)
+    torch._C._jit_pass_lint(graph)
+    found = kinds(graph)
+    assert ("aten::_native_multi_head_attention" in found) == written
+    assert ("llga::scaled_dot_product_attention" in found) != written
+
+
 @pytest.mark.parametrize(
     ("equation", "sizes", "same", "moves"),
     [

@@ -195,13 +195,12 @@ std::optional<int64_t> KnownShapes::lastForReaders(const Value* value) {
     if (use.offset != 0 || reader->owningBlock() != value->node()->owningBlock()) {
       continue;
     }
-    if (reader->kind() == aten::layer_norm) {
-      return lastOfSizes(reader->input(1));
-    }
-    if (reader->kind() == aten::linear && rank(reader->input(1)) == Rank(2)) {
-      if (const auto size = last(reader->input(1))) {
-        return size;
-      }
+    const bool multiplies = reader->kind() == aten::linear && rank(reader->input(1)) == Rank(2);
+    const auto size = reader->kind() == aten::layer_norm ? lastOfSizes(reader->input(1))
+                      : multiplies                       ? last(reader->input(1))
+                                                         : std::nullopt;
+    if (size) {
+      return size;
     }
   }
   return std::nullopt;

@@ -136,6 +136,23 @@ class Builder {
   Graph& graph_;
 };
 
+// Which values are written to, of those that the graph had at the first question.
+class Writers {
+ public:
+  explicit Writers(const GraphPtr& graph) : graph_(graph) {}
+
+  bool write(const Value* value) {
+    if (aliases_ == nullptr) {
+      aliases_ = std::make_unique<torch::jit::AliasDb>(graph_);
+    }
+    return aliases_->hasWriters(value);
+  }
+
+ private:
+  const GraphPtr& graph_;
+  std::unique_ptr<torch::jit::AliasDb> aliases_;
+};
+
 template <typename T>
 std::optional<T> known(const Node* node, const char* name) {
   const auto index = node->schema().argumentIndexWithName(name);
@@ -172,15 +189,15 @@ bool isZeroOrMinusInfinity(const Value* mask) {
 }
 
 // What is added to scores of heads in the place of the mask of nn's kernels; nullopt if that can't
-// be told. Null for none.
-std::optional<Value*> addedMask(Node* node) {
+// be told, as of one that is written to. Null for none.
+std::optional<Value*> addedMask(Node* node, Writers& writers) {
   auto* mask = in(node, "mask");
   if (mask->mustBeNone()) {
     return nullptr;
   }
   const auto type = known<int64_t>(node, "mask_type");
   constexpr int64_t kOfKeys = 1;  // batch x keys, else queries x keys with or without others before
-  if (!type || !isTensor(mask) || !isZeroOrMinusInfinity(mask)) {
+  if (!type || !isTensor(mask) || !isZeroOrMinusInfinity(mask) || writers.write(mask)) {
     return std::nullopt;
   }
   if (*type != kOfKeys) {
@@ -210,16 +227,16 @@ void registerAttention() {
       c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
-bool splitAttention(Node* node) {
+bool splitAttention(Node* node, Writers& writers) {
   auto* x = in(node, "query");
   const auto width = known<int64_t>(node, "embed_dim");
   const auto heads = known<int64_t>(node, "num_head");
-  const auto mask = addedMask(node);
+  const auto mask = addedMask(node, writers);
   if (x != in(node, "key") || x != in(node, "value") || !mask || !width || !heads || *heads == 0 ||
       node->output(1)->hasUses()) {
     refuse(node, qualifiedName(node) +
-                     ": only self-attention is split, with a mask made of "
-                     "booleans or none, whose weights nobody reads");
+                     ": only self-attention is split, with a mask made of booleans or none, whose "
+                     "weights nobody reads");
     return false;
   }
   const WithInsertPoint guard(node);
@@ -230,16 +247,15 @@ bool splitAttention(Node* node) {
   return true;
 }
 
-bool splitEncoderLayer(Node* node) {
+bool splitEncoderLayer(Node* node, Writers& writers) {
   const auto width = known<int64_t>(node, "embed_dim");
   const auto heads = known<int64_t>(node, "num_heads");
   const auto gelu = known<bool>(node, "use_gelu");
   const auto norm_first = known<bool>(node, "norm_first");
-  const auto mask = addedMask(node);
+  const auto mask = addedMask(node, writers);
   if (!mask || !width || !heads || *heads == 0 || !gelu || !norm_first) {
-    refuse(node, qualifiedName(node) +
-                     ": only layers with a mask made of booleans, or none, are "
-                     "split");
+    refuse(node,
+           qualifiedName(node) + ": only layers with a mask made of booleans, or none, are split");
     return false;
   }
   const WithInsertPoint guard(node);
@@ -639,23 +655,6 @@ bool dropCatOfOne(Node* node) {
   return true;
 }
 
-// Which values are written to, of those that the graph had at the first question.
-class Writers {
- public:
-  explicit Writers(const GraphPtr& graph) : graph_(graph) {}
-
-  bool write(const Value* value) {
-    if (aliases_ == nullptr) {
-      aliases_ = std::make_unique<torch::jit::AliasDb>(graph_);
-    }
-    return aliases_->hasWriters(value);
-  }
-
- private:
-  const GraphPtr& graph_;
-  std::unique_ptr<torch::jit::AliasDb> aliases_;
-};
-
 // Integers that a traced graph computes on 0-dim tensors.
 class TracedIntegers {
  public:
@@ -984,9 +983,9 @@ void normalizeOps(const GraphPtr& graph) {
   walk(graph->block(), [&](Node* node) {
     bool replaced = false;
     if (node->kind() == attentionKind()) {
-      replaced = splitAttention(node);
+      replaced = splitAttention(node, writers);
     } else if (node->kind() == encoderLayerKind()) {
-      replaced = splitEncoderLayer(node);
+      replaced = splitEncoderLayer(node, writers);
     } else if (node->kind() == aten::dropout) {
       replaced = dropDropout(node);
     } else if (node->kind() == aten::prelu) {
