@@ -2181,6 +2181,24 @@ def test_masked_kernels_of_nn(code: str, masked: str) -> None:
     assert bool(found.inside["aten::linear"]) == split
 
 
+@pytest.mark.parametrize("mode", ["traced", "bf16", "autocast"])
+def test_branches_that_are_weighed(mode: str) -> None:
+    """SKNet: what is stacked and summed stays images of two convolutions."""
+    m = net(
+        "s = torch.stack([F.relu(self.a(x)), F.relu(self.b(x))], 1)\n"
+        "w = self.d(F.relu(self.c(s.sum(1).mean((2, 3), keepdim=True))))\n"
+        "w = w.view(w.shape[0], 2, 8, w.shape[2], w.shape[3]).softmax(1)\n"
+        "return F.relu(self.e((s * w).sum(1)))",
+        a=nn.Conv2d(4, 8, 3, padding=1, groups=2),
+        b=nn.Conv2d(4, 8, 3, padding=2, dilation=2),
+        c=nn.Conv2d(8, 4, 1),
+        d=nn.Conv2d(4, 16, 1),
+        e=nn.Conv2d(8, 4, 1),
+    ).eval()
+    found = check(m, [torch.randn(2, 4, 9, 11)], fallbacks=True, **MODES[mode])
+    assert not (found.inside + found.outside)["aten::stack"]
+
+
 SEQUENCE = {
     "c": lambda: nn.Conv1d(8, 16, 3, padding=1),
     "d": lambda: nn.Conv1d(16, 8, 3, padding=2, dilation=2, groups=4),

@@ -44,6 +44,7 @@ PASSES = [
     "normalize_ops",
     "restore_linear",
     "restore_attention",
+    "unstack",
     "fold_batch_norm",
     "fold_scale",
     "sink_permute",
@@ -4243,3 +4244,91 @@ graph(%x : Tensor, %flag : bool):
 {textwrap.indent(textwrap.dedent(code), "  ")}""")
     _C.run_pass("layout_propagation", graph)
     FileCheck().check(f"llga_call_local=[{int(local)}]").run(str(graph))
+
+
+# ---------------------------------------------------------------------------------------- unstack
+
+
+STACKED = """
+graph(%x : Tensor):
+  %none : NoneType = prim::Constant()
+  %no : bool = prim::Constant[value=0]()
+  %0 : int = prim::Constant[value=0]()
+  %1 : int = prim::Constant[value=1]()
+  %2 : int = prim::Constant[value=2]()
+  %4 : int = prim::Constant[value=4]()
+  %f : int = prim::Constant[value=6]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %zeros : int[] = prim::Constant[value=[0, 0]]()
+  %dim : int[] = prim::Constant[value=[1]]()
+  %w : WEIGHT = prim::Constant[value=<Tensor>]()
+  %v : Float(8, 4, 1, 1, strides=[4, 1, 1, 1], requires_grad=0, device=cpu) = prim::Constant[value=<Tensor>]()
+  %a : Tensor = aten::convolution(%x, %w, %none, %ones, %zeros, %ones, %no, %zeros, %1)
+  %c : Tensor = aten::convolution(%x, %w, %none, %ones, %zeros, %ones, %no, %zeros, %1)
+  %b : Tensor = aten::relu(%c)
+  %list : Tensor[] = prim::ListConstruct(%a, %b)
+  %s : Tensor = aten::stack(%list, %1)
+  %sum : Tensor = aten::sum(%s, %dim, %no, %none)
+  %y : Tensor = aten::convolution(%sum, %v, %none, %ones, %zeros, %ones, %no, %zeros, %1)
+  %n : int = aten::size(%y, %0)
+  %h : int = aten::size(%y, %2)
+  %sizes : int[] = prim::ListConstruct(%n, %2, %4, %h, %h)
+  %z : Tensor = aten::view(%y, %sizes)
+  %p : Tensor = aten::softmax(%z, %1, %none)
+  %m : Tensor = aten::mul(%s, %p)
+  %r : Tensor = aten::sum(%m, %dim, %no, %none)
+  %q : Tensor = aten::relu(%r)
+  return (%q)
+""".replace(  # a line of the parser's
+    "WEIGHT", "Float(4, 4, 1, 1, strides=[4, 1, 1, 1], requires_grad=0, device=cpu)"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "taken"),
+    [
+        ("", "", True),
+        ("aten::mul(%s, %p)", "aten::mul(%p, %s)", True),
+        (
+            "%r : Tensor = aten::sum(%m,",
+            "%k : Tensor = aten::to(%m, %f, %no, %no, %none)\n  %r : Tensor = aten::sum(%k,",
+            True,
+        ),
+        ("return (%q)", "return (%q, %s)", False),
+        ("return (%q)", "return (%q, %m)", False),
+        ("ListConstruct(%a, %b)", "ListConstruct(%a, %b, %a)", False),
+        ("ListConstruct(%a, %b)", "ListConstruct(%a, %x)", False),
+        ("aten::stack(%list, %1)", "aten::stack(%list, %2)", False),
+        ("aten::mul(%s, %p)", "aten::mul(%s, %y)", False),
+        ("aten::mul(%s, %p)", "aten::mul(%s, %s)", False),
+        ("(%n, %2, %4, %h, %h)", "(%n, %n, %4, %h, %h)", False),
+        ("aten::sum(%m, %dim, %no, %none)", "aten::sum(%m, %ones, %no, %none)", False),
+        (
+            "%q : Tensor = aten::relu(%r)",
+            "%e : Tensor = aten::relu_(%a)\n  %q : Tensor = aten::relu(%r)",
+            False,
+        ),
+    ],
+    ids=[
+        "as it is",
+        "turned",
+        "cast",
+        "stack returned",
+        "product returned",
+        "three",
+        "of the input",
+        "another dimension",
+        "other weights",
+        "squared",
+        "unknown weights",
+        "another sum",
+        "written to",
+    ],
+)
+def test_unstack(old: str, new: str, taken: bool) -> None:
+    assert old in STACKED
+    found = kinds(after("unstack", STACKED.replace(old, new, 1) if old else STACKED))
+    assert ("aten::stack" not in found) == taken
+    if taken:
+        assert Counter(found)["aten::add"] == 2
+        assert Counter(found)["aten::select"] == Counter(found)["aten::mul"] == 2

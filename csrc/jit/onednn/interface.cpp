@@ -40,6 +40,8 @@ const std::vector<PassEntry>& passes() {
       {"restore_attention", restoreAttention,
        "after fold_constants and normalize_ops, which leave plain integers of sizes, and "
        "restore_linear; before sink_permute, which would stop at its views"},
+      {"unstack", unstack,
+       "before drop_casts, as it moves casts, and all that looks at images; after remove_mutation"},
       {"fold_batch_norm", foldBatchNorm,
        "after restore_linear, whose layers may have one; before all that looks at linear layers"},
       {"fold_scale", foldScale, "likewise; before sink_permute, which would stop at a factor"},

@@ -21,6 +21,7 @@ void foldConstants(const GraphPtr& graph);
 void normalizeOps(const GraphPtr& graph);
 void restoreLinear(const GraphPtr& graph);
 void restoreAttention(const GraphPtr& graph);
+void unstack(const GraphPtr& graph);
 void foldBatchNorm(const GraphPtr& graph);
 void foldScale(const GraphPtr& graph);
 void sinkPermute(const GraphPtr& graph);
