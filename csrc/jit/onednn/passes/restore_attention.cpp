@@ -33,9 +33,7 @@
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -213,10 +211,9 @@ class Restorer {
     for (size_t i = 0; i < operands.size(); ++i) {
       attention->replaceInput(i, byHeads(operands[i], attention));
     }
-    const auto result =
-        operands[0].data != nullptr ? resultOf(attention, operands[0]) : std::nullopt;
+    const auto result = query.data != nullptr ? resultOf(attention, query) : std::nullopt;
     if (result) {
-      putBatchFirst(attention, operands[0], *result);
+      putBatchFirst(attention, query, *result);
     }
   }
 
