@@ -301,7 +301,16 @@ class PlanCompiler {
     const bool narrow = ownsQuantizedProducts();
     const auto root_of = roots();
     std::unordered_set<size_t> reduced;  // by our own kernel, where oneDNN's is the reference
+    std::unordered_map<size_t, const OpSpec*> multiplied;  // by our own gemm
     for (const auto& op : ops) {
+      if (linear({&op}, draft_.lowered, Way::usual)) {
+        multiplied.emplace(op.outputs()[0].id, &op);
+      }
+      const auto product_of = multiplied.find(op.inputs()[0].id);
+      if (product_of != multiplied.end() && isFunctionApart(op.kind()) &&
+          draft_.group_outputs.count(product_of->first) == 0) {
+        found.insert(product_of->first);
+      }
       if (reduction({&op})) {
         reduced.insert(op.outputs()[0].id);
       }
@@ -366,6 +375,13 @@ class PlanCompiler {
       }
     }
     return found;
+  }
+
+  // Whether our gemm has it not, while a pass of its own takes less time than oneDNN's gemm does
+  // more.
+  static bool isFunctionApart(OpKind kind) {
+    return kind == OpKind::LeakyReLU || kind == OpKind::Elu || kind == OpKind::Mish ||
+           kind == OpKind::SoftPlus;
   }
 
   static bool isWindowed(OpKind kind) {

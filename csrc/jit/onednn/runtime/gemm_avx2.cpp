@@ -5,6 +5,11 @@
 
 namespace llga::gemm {
 
-const Kernels avx2{"avx2", kPanel, kRows, runTask<float, float>, runTask<float, float, Bfloat16>};
+const Kernels avx2{"avx2",
+                   kPanel,
+                   kRows,
+                   runTask<float, float>,
+                   runTask<float, float, Bfloat16>,
+                   runTask<float, float, InPlace>};
 
 }  // namespace llga::gemm

@@ -5,7 +5,11 @@
 
 namespace llga::gemm {
 
-const Kernels avx512{"avx512", kPanel, kRows, runTask<float, float>,
-                     runTask<float, float, Bfloat16>};
+const Kernels avx512{"avx512",
+                   kPanel,
+                   kRows,
+                   runTask<float, float>,
+                   runTask<float, float, Bfloat16>,
+                   runTask<float, float, InPlace>};
 
 }  // namespace llga::gemm

@@ -12,6 +12,11 @@
 
 namespace llga::gemm {
 
+// A number of a weight that lies as the matrix (input, output) does, in the place of panels.
+struct InPlace {
+  float number;
+};
+
 // T: of the source; R: of the addend and the result; W: of the weight. Sums are of float32.
 template <typename T, typename R, typename W = T>
 struct ProblemOf {
@@ -35,10 +40,12 @@ struct ProblemOf {
   // What the activated sums are multiplied by; as the addend. Only of toNarrow() and toActivated(),
   // of a source in one piece.
   const R* factor = nullptr;
+  int64_t weight_step = 0;  // in place, from input to input
 };
 
 using Problem = ProblemOf<float, float>;
 using ProblemOfNarrowWeight = ProblemOf<float, float, Bfloat16>;
+using ProblemInPlace = ProblemOf<float, float, InPlace>;
 
 // Part of the result, from the first output of a panel on, to the end of one or of all.
 struct Task {
@@ -56,6 +63,8 @@ struct Kernels {
   void (*run)(const Problem& problem, const Task& task);
   // Reads half as much; widening the weight costs time where it meets many rows.
   void (*runNarrowWeight)(const ProblemOfNarrowWeight& problem, const Task& task);
+  // Of whole panels, which are columns that lie side by side.
+  void (*runInPlace)(const ProblemInPlace& problem, const Task& task);
 };
 
 extern const Kernels avx2;

@@ -33,6 +33,21 @@ constexpr int64_t kTogether = 1;
 template <>
 constexpr int64_t kTogether<Bfloat16> = 2;
 
+template <typename W>
+constexpr bool kIsInPlace = false;
+template <>
+constexpr bool kIsInPlace<InPlace> = true;
+
+// From what an input is multiplied with to the same of the next one.
+template <typename W, typename P>
+LLGA_VECTOR_INLINE int64_t weightStep(const P& from) {
+  if constexpr (kIsInPlace<W>) {
+    return from.weight_step;
+  } else {
+    return kPanel;
+  }
+}
+
 template <int rows, int vectors>
 using Sums = V[rows][vectors];
 
@@ -95,12 +110,14 @@ struct Column {
   Rectifier rectifier;
   int64_t pieces;
   int64_t piece_stride;
+  int64_t weight_step;  // in place
 };
 
 // Adds the products of `depth` inputs.
 template <int rows, int vectors, typename T, typename W>
 LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, int64_t stride,
-                                   const W* weight, int64_t depth, FetchAhead& ahead) {
+                                   const W* weight, int64_t step, int64_t depth,
+                                   FetchAhead& ahead) {
   int64_t count = 0;
 #pragma GCC unroll 1
   for (auto left = depth / kTogether<T>; left > 0; left -= count) {
@@ -121,7 +138,7 @@ LLGA_VECTOR_INLINE void accumulate(Sums<rows, vectors>& sums, const T* source, i
         }
       }
       source += kTogether<T>;
-      weight += kPanel * kTogether<T>;
+      weight += step * kTogether<T>;
     }
   }
 }
@@ -166,15 +183,16 @@ LLGA_VECTOR_INLINE void accumulateInParts(Sums<rows, vectors>& sums, const T* pi
                                           const Column<T, R, W>& c, FetchAhead& ahead) {
   const auto inputs = c.inputs / c.pieces;
   const auto* weight = c.weight;
+  const auto step = weightStep<W>(c);
   bool alone = true;  // what is added up next goes to the sums themselves
   for (int64_t p = 0; p < c.pieces; ++p, piece += c.piece_stride) {
     for (int64_t first = 0; first < inputs; first += kDepth) {
       const auto depth = inputs - first < kDepth ? inputs - first : kDepth;
       const auto* source = piece + first;
       if (alone) {
-        accumulate<rows, vectors>(sums, source, c.source_stride, weight, depth, ahead);
+        accumulate<rows, vectors>(sums, source, c.source_stride, weight, step, depth, ahead);
         alone = c.inputs <= kDepth;
-        weight += depth * kPanel;
+        weight += depth * step;
         continue;
       }
       Sums<rows, vectors> more;
@@ -185,8 +203,8 @@ LLGA_VECTOR_INLINE void accumulateInParts(Sums<rows, vectors>& sums, const T* pi
           more[r][v] = Simd::zero();
         }
       }
-      accumulate<rows, vectors>(more, source, c.source_stride, weight, depth, ahead);
-      weight += depth * kPanel;
+      accumulate<rows, vectors>(more, source, c.source_stride, weight, step, depth, ahead);
+      weight += depth * step;
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
@@ -224,7 +242,8 @@ void multiply(const Column<T, R, W>& column, int64_t tiles) {
     if constexpr (deep) {
       accumulateInParts<rows, vectors>(sums, start, c, ahead);
     } else {
-      accumulate<rows, vectors>(sums, start, c.source_stride, c.weight, c.inputs, ahead);
+      accumulate<rows, vectors>(sums, start, c.source_stride, c.weight, weightStep<W>(c), c.inputs,
+                                ahead);
     }
     if (addend != nullptr) {
       whole ? addRows<true>(sums, addend, c.stride, c.last)
@@ -270,7 +289,7 @@ void runRows(const ProblemOf<T, R, W>& p, int64_t row, int64_t rows, int64_t til
       {p.source + row * p.source_stride, p.source_stride, p.weight + o / kPanel * p.weight_stride,
        p.bias != nullptr ? p.bias + o : nullptr, p.addend != nullptr ? p.addend + at : nullptr,
        p.result + at, p.inputs, p.outputs, outputs <= kWidth ? outputs : outputs - kWidth, ahead,
-       p.rectifier, p.pieces, p.piece_stride},
+       p.rectifier, p.pieces, p.piece_stride, p.weight_step},
       tiles);
 }
 
@@ -299,8 +318,8 @@ void runBlock(const ProblemOf<T, R, W>& p, const Task& task, const W* then) {
   for (auto o = task.first_output; o < end; o += kPanel) {
     const auto outputs = end - o < kPanel ? end - o : kPanel;
     const auto* next = o + kPanel < end ? p.weight + (o / kPanel + 1) * p.weight_stride : then;
-    FetchAhead ahead(p.inputs * p.outputs > kNear ? next : nullptr, panel_bytes, kStep,
-                     tilesOf(task.rows));
+    const bool fetches = !kIsInPlace<W> && p.inputs * p.outputs > kNear;
+    FetchAhead ahead(fetches ? next : nullptr, panel_bytes, kStep, tilesOf(task.rows));
     runTiles(p, task.first_row, task.rows, o, outputs, ahead);
   }
 }
@@ -320,6 +339,7 @@ void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
   const auto of_all = (p.rows + kBlock - 1) / kBlock;
   const auto parts = partsOf<R>((p.rows + of_all - 1) / of_all, p.inputs, p.pieces);
   const auto* weight = p.weight + task.first_output / kPanel * p.weight_stride;
+  const auto step = weightStep<W>(p);
   // The panel behind the task is mostly the first one of the thread's next.
   const auto end = task.first_output + task.outputs;
   const auto* behind = end < p.outputs ? p.weight + end / kPanel * p.weight_stride : nullptr;
@@ -340,7 +360,7 @@ void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
       auto of_part = p;
       of_part.inputs = last ? p.inputs - first : part_inputs;
       of_part.source += first;
-      of_part.weight += first * kPanel;
+      of_part.weight += first * step;
       if (part > 0) {
         of_part.bias = nullptr;
         of_part.addend = p.result;
@@ -348,7 +368,7 @@ void runTask(const ProblemOf<T, R, W>& p, const Task& task) {
       if (!last) {
         of_part.rectifier = Rectifier::none;
       }
-      runBlock(of_part, of_block, last ? then : weight + (first + part_inputs) * kPanel);
+      runBlock(of_part, of_block, last ? then : weight + (first + part_inputs) * step);
     }
   }
 }

@@ -32,6 +32,31 @@ LLGA_INLINE float sumOf(const Vector& s) {
   return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
 }
 
+LLGA_INLINE __m128 sumOfHalves(__m256 v) {
+  return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+}
+
+// The sum of each one's numbers. Those of four, or two, take as many instructions as those of one.
+template <int64_t count>
+LLGA_INLINE void sumsOf(const Vector (&of)[count], float* to) {
+  constexpr int64_t kTogether = 4;
+  constexpr auto kWhole = count / kTogether * kTogether;
+  for (int64_t i = 0; i < kWhole; i += kTogether) {
+    const auto first = _mm256_hadd_ps(of[i], of[i + 1]);
+    const auto last = _mm256_hadd_ps(of[i + 2], of[i + 3]);
+    _mm_storeu_ps(to + i, sumOfHalves(_mm256_hadd_ps(first, last)));
+  }
+  if constexpr (count - kWhole == 2) {
+    const auto pairs = sumOfHalves(_mm256_hadd_ps(of[kWhole], of[kWhole + 1]));
+    _mm_storel_pi(reinterpret_cast<__m64*>(to + kWhole),
+                  _mm_hadd_ps(pairs, pairs));
+  } else {
+    for (auto i = kWhole; i < count; ++i) {
+      to[i] = sumOf(of[i]);
+    }
+  }
+}
+
 // The products of some rows with one. What is left of them behind the last whole vector is `rest`
 // of the vector that ends where they end. If `fetches`, as many rows behind them are fetched, in
 // the order in which they lie in memory.
@@ -64,9 +89,7 @@ LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, co
       sum[row] += loadMasked(from + (row + 1) * columns - kVectorWidth, rest) * y;
     }
   }
-  for (int64_t row = 0; row < rows; ++row) {
-    to[row] = sumOf(sum[row]);
-  }
+  sumsOf(sum, to);
 }
 
 // Likewise of bfloat16; `factor` as inHalves() made it. A register holds an even and an odd column
@@ -95,8 +118,9 @@ LLGA_INLINE void dot(const Bfloat16* from, int64_t columns, const float* factor,
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
-    to[row] = sumOf(even[row] + odd[row]);
+    even[row] += odd[row];
   }
+  sumsOf(even, to);
 }
 
 float widened(float number) { return number; }

@@ -861,6 +861,58 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
   return isFloat(found.result) && (!found.if_narrow || few) ? std::optional(found) : std::nullopt;
 }
 
+std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph) {
+  const auto& op = *ops[0];
+  const auto& operands = op.inputs();
+  const auto isFloat = [](const Operand& operand) {
+    return operand.dtype == at::kFloat && operand.sizes && operand.sizes->size() > 1;
+  };
+  const auto isConstant = [&](const Operand& operand) {
+    return graph.operands.at(operand.id).constant;
+  };
+  if (!ownKernelsAnywhere() || op.kind() != OpKind::MatMul || operands.size() != 2 ||
+      !isFloat(operands[0]) || !isFloat(operands[1]) ||
+      (isConstant(operands[1]) && operands[1].sizes->size() == 2)) {
+    return std::nullopt;
+  }
+  FoundProduct found{operands[0],
+                     operands[1],
+                     isSet(op, Attr::transpose_a),
+                     isSet(op, Attr::transpose_b),
+                     op.outputs()[0]};
+  for (size_t i = 1; i < ops.size(); ++i) {
+    const auto& next = *ops[i];
+    const bool divides = next.kind() == OpKind::Divide;
+    const auto* factor = operandBeside(found.result, next, divides ? next.kind() : OpKind::Multiply);
+    if (factor != nullptr) {
+      auto& taken = found.addend ? found.behind : found.before;
+      if (taken || !isConstant(*factor) || c10::multiply_integers(*factor->sizes) != 1 ||
+          (divides && next.inputs()[1].id != factor->id)) {
+        return std::nullopt;
+      }
+      taken = FoundProduct::Factor{*factor, divides};
+    } else {
+      const auto* term = addedTo(found.result, next);
+      if (term == nullptr || found.addend || !isFloat(*term) || isConstant(*term) ||
+          term->sizes != found.result.sizes) {
+        return std::nullopt;
+      }
+      found.addend = *term;
+    }
+    found.result = next.outputs()[0];
+  }
+  return isFloat(found.result) ? std::optional(found) : std::nullopt;
+}
+
+bool paysProduct(const MatrixProduct& arranged) {
+  constexpr int64_t kFewInputs = 8;  // that are multiplied before there is another panel
+  constexpr int64_t kMost = 1 << 28;  // products: oneDNN's gemm is as fast
+  const auto& p = arranged;
+  return std::getenv("LLGA_X") == nullptr && (p.isVectorByRows() ||
+         (ownAvx2Kernels() && p.inputs >= kFewInputs &&
+          c10::multiply_integers(p.sizes) * p.rows * p.inputs * p.outputs <= kMost));
+}
+
 std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph) {
   const auto& product = *ops[0];
   if (!ownKernelsAnywhere()) {

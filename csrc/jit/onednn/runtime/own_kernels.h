@@ -20,6 +20,7 @@
 #include "jit/onednn/runtime/grouped_convolution.h"
 #include "jit/onednn/runtime/layout.h"
 #include "jit/onednn/runtime/linear.h"
+#include "jit/onednn/runtime/matrix_product.h"
 #include "jit/onednn/runtime/reduction.h"
 #include "jit/onednn/runtime/tiled_convolution.h"
 #include "jit/onednn/runtime/transposed_convolution.h"
@@ -174,6 +175,29 @@ struct FoundLinear {
 // Of float32 data with constant parameters, where oneDNN is slow or `way` asks for it; nothing for
 // other partitions and other ways. Rows have to be contiguous, images channels last.
 std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way way);
+
+// A product of matrices, and maybe numbers it is multiplied with, before and behind an addition.
+struct FoundProduct {
+  struct Factor {
+    Operand number;
+    bool divides;
+  };
+
+  Operand a;
+  Operand b;
+  bool transpose_a;
+  bool transpose_b;
+  Operand result;
+  std::optional<Factor> before = {};
+  std::optional<Operand> addend = {};  // like the result
+  std::optional<Factor> behind = {};
+};
+
+// Of float32, and not by one constant matrix; nothing for other partitions.
+std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph);
+
+// Whether this kernel is expected to be faster than oneDNN's.
+bool paysProduct(const MatrixProduct& arranged);
 
 struct FoundNarrowLinear {
   NarrowLinear kernel;

@@ -615,6 +615,88 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a product of two matrices, neither of which is a weight. False for any other
+  // partition.
+  bool product(const Ops& ops) {
+    const auto found = llga::product(ops, draft_.lowered);
+    const auto kernel = found ? kernelOf(*found) : std::nullopt;
+    if (!kernel) {
+      return false;
+    }
+    const auto& result = found->result;
+    Plan::Step step;
+    bindDataOrConstant(step, found->a);
+    bindDataOrConstant(step, found->b);
+    const bool is_operand = found->addend && found->addend->id == found->b.id;
+    const auto addend = is_operand ? bindRows(step, *found->addend)
+                                   : bindAddedRows(step, /*image=*/false, found->addend, result);
+    draft_.addResult(step, strided(result.id, at::kFloat, *result.sizes,
+                                   c10::TensorType::contiguousStridesOf(*result.sizes)));
+    step.kernel = {[kernel = *kernel, addend](auto from, auto to) {
+                     auto data = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     kernel.run({data(0), data(1), addend != 0 ? data(addend) : nullptr,
+                                 static_cast<float*>(to[0])});
+                   },
+                   "matmul",
+                   kernel->isVectorByRows() ? "llga_gemv:avx2"
+                                            : fmt::format("llga_gemm:{}", Linear::kernels().name)};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
+  // Nothing where oneDNN's is as fast, or the numbers are not to be computed this way.
+  std::optional<MatrixProduct> kernelOf(const FoundProduct& found) const {
+    const auto& sizes = *found.result.sizes;
+    const auto before = found.before ? numberOf(*found.before) : 1;
+    const auto behind = found.behind ? numberOf(*found.behind) : 1;
+    const auto a = matrixOf(found.a, found.transpose_a, sizes);
+    const auto b = matrixOf(found.b, found.transpose_b, sizes);
+    if (!isStrict(found.a) || !before || !behind || !a || !b ||
+        c10::multiply_integers(sizes) == 0 ||
+        !draft_.mayHaveStrides(found.result.id, c10::TensorType::contiguousStridesOf(sizes))) {
+      return std::nullopt;
+    }
+    const auto inputs = found.a.sizes->end()[found.transpose_a ? -2 : -1];
+    const auto kernel = MatrixProduct{Shape(sizes.begin(), sizes.end() - 2),
+                                      sizes.end()[-2],
+                                      inputs,
+                                      sizes.end()[-1],
+                                      *a,
+                                      *b,
+                                      *before,
+                                      *behind}
+                            .arranged();
+    return paysProduct(kernel) ? std::optional(kernel) : std::nullopt;
+  }
+
+  // None if there is no finite one to multiply with in the place of a division.
+  std::optional<float> numberOf(const FoundProduct::Factor& factor) const {
+    const auto number = draft_.constantTensor(factor.number.id).item<float>();
+    const auto reciprocal = 1 / number;
+    return !factor.divides            ? std::optional(number)
+           : std::isfinite(reciprocal) ? std::optional(reciprocal)
+                                      : std::nullopt;
+  }
+
+  // An operand of a product with a result of these sizes.
+  std::optional<MatrixProduct::Matrix> matrixOf(const Operand& operand, bool transposed,
+                                                const Shape& sizes) const {
+    const auto layout = draft_.inputLayout(operand.id);
+    if (layout.get_layout_type() != LayoutType::strided) {
+      return std::nullopt;
+    }
+    constexpr size_t kMatrix = 2;
+    auto strides = layout.get_strides();
+    MatrixProduct::Matrix matrix{{}, strides.end()[-2], strides.end()[-1]};
+    if (transposed) {
+      std::swap(matrix.row, matrix.column);
+    }
+    strides.resize(strides.size() - kMatrix);
+    matrix.batches = broadcastStrides(Shape(operand.sizes->begin(), operand.sizes->end() - kMatrix),
+                                      strides, Shape(sizes.begin(), sizes.end() - kMatrix));
+    return matrix;
+  }
+
   static bool isContiguous(const Layout& layout) {
     return layout.get_layout_type() == LayoutType::strided &&
            layout.get_strides() == c10::TensorType::contiguousStridesOf(layout.get_dims());
@@ -1117,6 +1199,10 @@ class OwnSteps {
     if (llga::pointwise(ops, draft_.lowered, draft_.group_outputs) ||
         softmaxAcross(ops) != nullptr || rowsConcatenated(ops)) {
       return true;  // what has gaps does not lie as the result does
+    }
+    const auto product = llga::product(ops, draft_.lowered);
+    if (product && kernelOf(*product)) {
+      return true;
     }
     if (!pixelStridesOf(draft_.inputLayout(input.id))) {
       return false;
@@ -2470,7 +2556,7 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
                     steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
                     steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
-         steps.activation(partition) || (usual && steps.pointwise(partition));
+         (usual && steps.product(partition)) || steps.activation(partition) || (usual && steps.pointwise(partition));
 }
 
 }  // namespace llga
