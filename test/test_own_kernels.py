@@ -2348,6 +2348,127 @@ def test_linear_of_many_rows(case: str) -> None:
     assert {name for name in found if name.startswith("llga_gemm")} == own
 
 
+class Product(NamedTuple):
+    """A product of two matrices: sizes of the operands, how it is written down and how they lie;
+    and the kernel of our own that it has without AVX-512, with it, and on both.
+    """
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    code: str = "torch.matmul(x, y)"
+    own: str = "gemm"
+    a_lies: str = "rows"
+    b_lies: str = "rows"
+    threads: int = 2
+
+
+PRODUCTS = {
+    "plain": Product((27, 16), (16, 27)),
+    "by_columns": Product((27, 16), (16, 27), b_lies="columns"),
+    "both_by_columns": Product((27, 17), (17, 30), a_lies="columns", b_lies="columns"),
+    "with_gaps": Product((5, 27, 16), (5, 16, 27), a_lies="gaps", b_lies="gaps"),
+    "one_output": Product((3, 27, 40), (3, 40, 1), own="gemv"),
+    "one_output_by_columns": Product((3, 27, 40), (3, 40, 1), a_lies="columns"),
+    "one_output_with_gaps": Product((3, 27, 40), (3, 40, 1), a_lies="gaps", b_lies="gaps"),
+    "vectors_with_gaps": Product((3, 27, 40), (3, 40, 1), own="gemv", b_lies="gaps"),
+    "one_row": Product((12, 1, 64), (12, 64, 50)),
+    "one_row_by_columns": Product((12, 1, 64), (12, 64, 50), own="gemv", b_lies="columns"),
+    "one_row_of_columns": Product((2, 1, 64), (2, 64, 50), a_lies="columns"),
+    "one_number": Product((3, 1, 20), (3, 20, 1), own="gemv"),
+    "few_rows": Product((4, 5, 33), (4, 33, 77)),
+    "few_rows_by_columns": Product((4, 5, 33), (4, 33, 77), b_lies="columns"),
+    "few_rows_of_many_inputs": Product((3, 1500), (1500, 70)),
+    "many_inputs": Product((40, 1500), (1500, 70), a_lies="columns"),
+    "capsules": Product((2, 30, 10, 16, 8), (2, 30, 1, 8, 1), own="gemv"),
+    "short_vectors": Product((30, 7, 3), (30, 3, 1), own="gemv"),
+    "few_inputs": Product((30, 7, 3), (30, 3, 5), own=""),
+    "shared": Product((2, 3, 10, 16), (2, 1, 16, 24)),
+    "shared_by_all": Product((2, 3, 1, 16), (1, 1, 16, 24)),
+    "shared_a": Product((1, 10, 16), (5, 16, 24)),
+    "missing_batches": Product((4, 3, 10, 16), (3, 16, 24)),
+    "many_rows": Product((700, 64), (64, 10)),
+    "many_rows_on_threads": Product((700, 200), (200, 100), threads=9),
+    "one_row_on_threads": Product((1, 2000), (2000, 300), own="gemv", b_lies="columns", threads=7),
+    "batches_on_threads": Product((50, 40, 32), (50, 32, 40), threads=7, b_lies="columns"),
+    "large": Product((700, 700), (700, 700), own=""),
+    "empty": Product((0, 20, 16), (0, 16, 24), own=""),
+    "scaled": Product((4, 20, 16), (4, 16, 24), code="torch.matmul(x, y) * 0.3"),
+    "divided": Product((4, 20, 16), (4, 16, 24), code="torch.bmm(x, y) / 7.0"),
+    "divided_by_0": Product((4, 20, 16), (4, 16, 24), code="torch.bmm(x, y) / 0.0", own=""),
+    "sum": Product((4, 20, 16), (4, 16, 24), code="torch.bmm(x, y) + z"),
+    "scaled_sum": Product((4, 20, 16), (4, 16, 24), code="(torch.bmm(x, y) + z) / 3.0"),
+    "sum_of_scaled": Product((4, 20, 16), (4, 16, 24), code="torch.bmm(x, y) * 0.3 + z"),
+    "column_scaled": Product((4, 20, 16), (4, 16, 1), code="torch.bmm(x, y) * 3.0", own="gemv"),
+    "sum_of_itself": Product((20, 20), (20, 20), code="torch.mm(y, x) + x"),
+    "sum_of_what_is_made": Product((20, 20), (20, 20), code="torch.mm(y, x.exp()) + x.exp()"),
+    "of_a_constant": Product((4, 20, 16), (4, 16, 24), code="torch.bmm(x, self.w)"),
+    "constant_vectors": Product(
+        (4, 20, 16), (4, 16, 24), code="torch.matmul(self.w.transpose(1, 2), x[:, 0:1].mT)"
+    ),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_product_of_matrices(case: str) -> None:
+    """Small ones have a kernel of our own without AVX-512, and those of vectors on both."""
+    c = PRODUCTS[case]
+    torch.set_num_threads(c.threads)
+
+    def lies(tensor: Tensor, how: str) -> Tensor:
+        if how == "columns":
+            return tensor.mT.contiguous().mT
+        if how == "gaps":
+            return torch.stack((tensor, tensor.neg()), -1)[..., 0]
+        return tensor
+
+    x, y = lies(torch.randn(c.a), c.a_lies), lies(torch.randn(c.b), c.b_lies)
+    z = torch.randn(*c.a[:-1], c.b[-1])
+    names = ["x", "y", "z"][: 3 if "z" in c.code else 2]
+    m = net(c.code, ", ".join(names), w=torch.randn(c.b)).eval()
+    inputs = [x, y, z][: len(names)]
+    check(m, inputs)
+    found = kernels_of(m, *inputs)
+    own = has_avx2_kernels() or (has_own_kernels() and c.own == "gemv")
+    expected = {f"llga_{c.own}:avx2"} if own and c.own else set()
+    assert {name for name in found if name.startswith(("llga_gem", "llga_gemv"))} == expected, found
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+@pytest.mark.parametrize("code", ["torch.bmm(x, y)", "torch.bmm(x, y[:, :, 0:1])"])
+def test_product_of_matrices_with_special_values(code: str, value: float) -> None:
+    """They reach what is computed of them; zeros of what a panel has too much of stay apart."""
+    m = net(code, "x, y").eval()
+    x, y = torch.randn(3, 9, 40), torch.randn(3, 40, 21)
+    x[0, :, 7] = 0
+    script = to_script(m, [x, y])
+    with torch.no_grad():
+        for where, place in ((x, (1, 8, 39)), (y, (0, 7, 0)), (y, (2, 39, 20))):
+            kept = where[place].item()
+            where[place] = value
+            for _ in range(3):
+                assert_same(script(x, y), m(x, y))
+            where[place] = kept
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize(
+    "function", ["leaky_relu({}, 0.2)", "elu({})", "elu({}, 1.3)", "mish({})", "softplus({})"]
+)
+@pytest.mark.parametrize("rows", [1, 13, 200])
+def test_linear_with_a_function_apart(rows: int, function: str) -> None:
+    """Of what our gemm does not compute, which oneDNN would take into its own one."""
+    m = net("F." + function.format("self.l(x)"), l=nn.Linear(48, 41)).eval()
+    x = torch.randn(rows, 48)
+    check(m, [x], groups=1)
+    groups = llga_fuser.report(m, x, rounds=1).groups
+    found = [p.implementation for g in groups for p in g.primitives]
+    own = has_avx2_kernels() or (has_own_kernels() and rows < 200)
+    assert any(name.startswith("llga_gem") for name in found) == own, found
+    convolution = net("F." + function.format("self.c(x)"), c=nn.Conv2d(48, 41, 1)).eval()
+    check(convolution, [torch.randn(1, 48, 1, rows)], memory_format=torch.channels_last)
+
+
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("rows", [1, 2, 200])
 @pytest.mark.parametrize("code", ["F.silu(self.l(x)) * {}", "{} * self.l(x)"])

@@ -484,7 +484,11 @@ class BlockPartitioner {
     findOwn(aliases, integer_feeders, taken);
     for (auto* node : block_->nodes()) {
       const auto* entry = findOp(node);
-      if (entry == nullptr || isQuantizedConstant(node) || taken.count(node) != 0) {
+      if (entry == nullptr || isQuantizedConstant(node)) {
+        continue;
+      }
+      if (taken.count(node) != 0) {
+        assumeDtypes(node, *entry);  // for what reads it
         continue;
       }
       const auto* padding = paddingOf(node);

@@ -51,7 +51,9 @@ Value* bottom(Value* value, const Node* reader) {
   for (;;) {
     Node* next = nullptr;
     for (const auto& use : value->uses()) {
-      if (use.user->kind() == torch::jit::aten::size || use.user == next) {
+      const bool reads_none = use.user->kind() == torch::jit::aten::size ||
+                              (use.user->kind() == asTargetKind() && use.offset == 1);
+      if (reads_none || use.user == next) {
         continue;
       }
       if (next != nullptr || use.offset != 0 || !keepsShape(use.user) ||

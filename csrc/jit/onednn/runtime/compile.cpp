@@ -301,15 +301,15 @@ class PlanCompiler {
     const bool narrow = ownsQuantizedProducts();
     const auto root_of = roots();
     std::unordered_set<size_t> reduced;  // by our own kernel, where oneDNN's is the reference
-    std::unordered_map<size_t, const OpSpec*> multiplied;  // by our own gemm
+    std::unordered_set<size_t> products;  // by our own kernels, which have few functions behind
     for (const auto& op : ops) {
-      if (linear({&op}, draft_.lowered, Way::usual)) {
-        multiplied.emplace(op.outputs()[0].id, &op);
+      if (linear({&op}, draft_.lowered, Way::usual) || groupedConvolution({&op}, draft_.lowered)) {
+        products.insert(op.outputs()[0].id);
       }
-      const auto product_of = multiplied.find(op.inputs()[0].id);
-      if (product_of != multiplied.end() && isFunctionApart(op.kind()) &&
-          draft_.group_outputs.count(product_of->first) == 0) {
-        found.insert(product_of->first);
+      if (const auto from = op.inputs()[0].id;
+          products.count(from) != 0 && isFunctionApart(op.kind()) &&
+          draft_.group_outputs.count(from) == 0) {
+        found.insert(from);
       }
       if (reduction({&op})) {
         reduced.insert(op.outputs()[0].id);
@@ -377,8 +377,8 @@ class PlanCompiler {
     return found;
   }
 
-  // Whether our gemm has it not, while a pass of its own takes less time than oneDNN's gemm does
-  // more.
+  // Whether our kernels for products have it not, while a pass of its own takes less time than
+  // oneDNN's kernels do more.
   static bool isFunctionApart(OpKind kind) {
     return kind == OpKind::LeakyReLU || kind == OpKind::Elu || kind == OpKind::Mish ||
            kind == OpKind::SoftPlus;
