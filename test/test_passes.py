@@ -2213,6 +2213,22 @@ def test_defer_size_check_reads_behind_a_chain() -> None:
     FileCheck().check("aten::size(%3)").run(str(graph))
 
 
+def test_defer_size_check_reads_behind_an_op_in_place() -> None:
+    """llga::as_target, which stands for its target, reads no numbers of that."""
+    graph = after(
+        "defer_size_check",
+        """
+        graph(%x : Tensor):
+          %1 : Tensor = aten::cos(%x)
+          %2 : Tensor = aten::relu(%1)
+          %3 : Tensor = llga::as_target(%2, %1)
+          %4 : int[] = aten::size(%3)
+          return (%3, %4)
+        """,
+    )
+    FileCheck().check("aten::size(%3)").run(str(graph))
+
+
 CONV = """
 graph(%x : Float(1, 3, 8, 8, strides=[192, 64, 8, 1], requires_grad=0, device=cpu),
       %w : Float(3, 3, 3, 3, strides=[27, 9, 3, 1], requires_grad=0, device=cpu)):

@@ -488,7 +488,9 @@ class BlockPartitioner {
         continue;
       }
       if (taken.count(node) != 0) {
-        assumeDtypes(node, *entry);  // for what reads it
+        if (const auto dtype = expectedDtype(node, *entry)) {  // by what reads it
+          facts_.assume(node->output(0), *dtype);
+        }
         continue;
       }
       const auto* padding = paddingOf(node);
@@ -595,34 +597,33 @@ class BlockPartitioner {
     }
   }
 
-  // Data types the executor has not profiled: a compute op works in that of its known operands, or
-  // else in float32; an elementwise op or a view in that of its known operands.
+  // Of what a node works in, where the executor has not profiled it: a compute op in that of its
+  // known operands, or else in float32; an elementwise op or a view in that of its known operands.
+  std::optional<at::ScalarType> expectedDtype(const Node* node, const OpEntry& entry) const {
+    std::optional<at::ScalarType> dtype;
+    if (entry.op_class == OpClass::cast) {
+      return dtype;
+    }
+    const bool computes = entry.op_class == OpClass::compute;
+    const auto consider = [&](const Value* value) {
+      const auto known = isTensor(value) ? knownDtype(value) : std::nullopt;
+      if (!dtype && known && c10::isFloatingType(*known)) {
+        dtype = known;
+      }
+    };
+    std::for_each(node->inputs().begin(), node->inputs().end(), consider);
+    if (computes) {
+      consider(node->output(0));
+    }
+    return computes ? dtype.value_or(at::kFloat) : dtype;
+  }
+
+  // Assumes that for its operands and its result.
   void assumeDtypes(const Node* node, const OpEntry& entry) {
     if (isQuantize(node)) {
       facts_.assume(node->input(0), at::kFloat);  // it takes nothing else
     }
-    if (entry.op_class == OpClass::cast) {
-      return;
-    }
-    std::optional<at::ScalarType> dtype;
-    if (entry.op_class == OpClass::compute) {
-      auto consider = [&](const Value* value) {
-        const auto known = isTensor(value) ? knownDtype(value) : std::nullopt;
-        if (!dtype && known && c10::isFloatingType(*known)) {
-          dtype = known;
-        }
-      };
-      std::for_each(node->inputs().begin(), node->inputs().end(), consider);
-      consider(node->output(0));
-      dtype = dtype.value_or(at::kFloat);
-    } else {
-      for (const auto* input : node->inputs()) {
-        const auto known = isTensor(input) ? knownDtype(input) : std::nullopt;
-        if (!dtype && known && c10::isFloatingType(*known)) {
-          dtype = known;
-        }
-      }
-    }
+    const auto dtype = expectedDtype(node, entry);
     if (!dtype) {
       return;
     }

@@ -300,15 +300,16 @@ class PlanCompiler {
     });
     const bool narrow = ownsQuantizedProducts();
     const auto root_of = roots();
-    std::unordered_set<size_t> reduced;  // by our own kernel, where oneDNN's is the reference
+    std::unordered_set<size_t> reduced;   // by our own kernel, where oneDNN's is the reference
     std::unordered_set<size_t> products;  // by our own kernels, which have few functions behind
     for (const auto& op : ops) {
-      if (linear({&op}, draft_.lowered, Way::usual) || groupedConvolution({&op}, draft_.lowered)) {
+      const auto multiplied = linear({&op}, draft_.lowered, Way::usual);
+      if ((multiplied && !multiplied->if_narrow) || groupedConvolution({&op}, draft_.lowered)) {
         products.insert(op.outputs()[0].id);
       }
-      if (const auto from = op.inputs()[0].id;
-          products.count(from) != 0 && isFunctionApart(op.kind()) &&
-          draft_.group_outputs.count(from) == 0) {
+      if (const auto from = op.inputs()[0].id; products.count(from) != 0 &&
+                                               isFunctionApart(op.kind()) &&
+                                               draft_.group_outputs.count(from) == 0) {
         found.insert(from);
       }
       if (reduction({&op})) {

@@ -6,10 +6,10 @@
 namespace llga::gemm {
 
 const Kernels avx512{"avx512",
-                   kPanel,
-                   kRows,
-                   runTask<float, float>,
-                   runTask<float, float, Bfloat16>,
-                   runTask<float, float, InPlace>};
+                     kPanel,
+                     kRows,
+                     runTask<float, float>,
+                     runTask<float, float, Bfloat16>,
+                     runTask<float, float, InPlace>};
 
 }  // namespace llga::gemm

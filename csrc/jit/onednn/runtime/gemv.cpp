@@ -28,32 +28,25 @@ LLGA_INLINE Vector loadMasked(const float* from, const Mask& mask) {
   return reinterpret_cast<Vector>(reinterpret_cast<Mask>(loadVector(from)) & mask);
 }
 
-LLGA_INLINE float sumOf(const Vector& s) {
-  return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+// The sum of each one's numbers: those of four take as many instructions as those of one.
+LLGA_INLINE __m128 sumsOf(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const auto sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 }
 
-LLGA_INLINE __m128 sumOfHalves(__m256 v) {
-  return _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-}
-
-// The sum of each one's numbers. Those of four, or two, take as many instructions as those of one.
 template <int64_t count>
-LLGA_INLINE void sumsOf(const Vector (&of)[count], float* to) {
-  constexpr int64_t kTogether = 4;
-  constexpr auto kWhole = count / kTogether * kTogether;
-  for (int64_t i = 0; i < kWhole; i += kTogether) {
-    const auto first = _mm256_hadd_ps(of[i], of[i + 1]);
-    const auto last = _mm256_hadd_ps(of[i + 2], of[i + 3]);
-    _mm_storeu_ps(to + i, sumOfHalves(_mm256_hadd_ps(first, last)));
+LLGA_INLINE void storeSums(const Vector (&of)[count], float* to) {
+  constexpr int64_t kFour = 4;
+  constexpr auto kLeft = count % kFour;
+  static_assert(kLeft < 3);
+  int64_t i = 0;
+  for (; i + kFour <= count; i += kFour) {
+    _mm_storeu_ps(to + i, sumsOf(of[i], of[i + 1], of[i + 2], of[i + 3]));
   }
-  if constexpr (count - kWhole == 2) {
-    const auto pairs = sumOfHalves(_mm256_hadd_ps(of[kWhole], of[kWhole + 1]));
-    _mm_storel_pi(reinterpret_cast<__m64*>(to + kWhole),
-                  _mm_hadd_ps(pairs, pairs));
-  } else {
-    for (auto i = kWhole; i < count; ++i) {
-      to[i] = sumOf(of[i]);
-    }
+  if constexpr (kLeft == 1) {
+    _mm_store_ss(to + i, sumsOf(of[i], of[i], of[i], of[i]));
+  } else if constexpr (kLeft == 2) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(to + i), sumsOf(of[i], of[i + 1], of[i], of[i + 1]));
   }
 }
 
@@ -89,7 +82,7 @@ LLGA_INLINE void dot(const float* from, int64_t columns, const float* factor, co
       sum[row] += loadMasked(from + (row + 1) * columns - kVectorWidth, rest) * y;
     }
   }
-  sumsOf(sum, to);
+  storeSums(sum, to);
 }
 
 // Likewise of bfloat16; `factor` as inHalves() made it. A register holds an even and an odd column
@@ -120,7 +113,7 @@ LLGA_INLINE void dot(const Bfloat16* from, int64_t columns, const float* factor,
   for (int64_t row = 0; row < rows; ++row) {
     even[row] += odd[row];
   }
-  sumsOf(even, to);
+  storeSums(even, to);
 }
 
 float widened(float number) { return number; }

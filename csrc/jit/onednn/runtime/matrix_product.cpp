@@ -91,8 +91,8 @@ int64_t MatrixProduct::offset(const Matrix& matrix, int64_t batch) const {
 }
 
 [[gnu::target("avx2,fma"), gnu::optimize("O3")]] void MatrixProduct::finish(const float* addend,
-                                                                             float* result,
-                                                                             int64_t count) const {
+                                                                            float* result,
+                                                                            int64_t count) const {
   if (addend == nullptr) {
     const auto factor = before * behind;
     for (int64_t i = 0; i < count; ++i) {
@@ -160,7 +160,8 @@ void MatrixProduct::runPanels(const Data& data, int64_t threads) const {
         const auto end = rows * (part + 1) / row_parts;
         const auto output = at * panel;
         const gemm::Task task{row, end - row, output, std::min(together * panel, outputs - output)};
-        const auto* addend = data.addend == nullptr ? nullptr : data.addend + batch * rows * outputs;
+        const auto* addend =
+            data.addend == nullptr ? nullptr : data.addend + batch * rows * outputs;
         auto* result = data.result + batch * rows * outputs;
         const auto multiply = [&](auto problem, auto run) {
           problem.rows = rows;
@@ -208,8 +209,8 @@ void MatrixProduct::run(const Data& operands) const {
   constexpr int64_t kForBatch = 1 << 10;
   constexpr int64_t kForNumber = 16;
   constexpr int64_t kForOne = 1 << 18;
-  const auto work = c10::multiply_integers(sizes) *
-                    (kForBatch + (rows + kForNumber) * inputs * outputs);
+  const auto work =
+      c10::multiply_integers(sizes) * (kForBatch + (rows + kForNumber) * inputs * outputs);
   const auto threads = std::clamp<int64_t>(work / kForOne, 1, at::get_num_threads());
   auto data = operands;
   if (swapped) {

@@ -1,11 +1,12 @@
-// Products of matrices of float32, none of which is constant, batch by batch: attention that no
-// kernel takes as a whole, graphs, capsules, pairs of features. Matrices lie in any order.
+// Products of matrices of float32, batch by batch, in any order of memory: attention that no kernel
+// takes as a whole, graphs, capsules, pairs of features. What has one constant matrix is a Linear.
 //
 //   result = (a @ b * before + addend) * behind
 //
-// oneDNN's gemm for AVX2 takes a microsecond and more for each of many small matrices, and wants
-// copies of those that lie otherwise. Here the columns of b are brought into panels, one after the
-// other, and multiplied while they are in a cache; rows of a matrix meet a vector where they lie.
+// oneDNN takes longer for each of many small matrices than the arithmetic does, and copies those
+// that lie otherwise. Here the columns of b are brought into panels, one after the other, and
+// multiplied while they are in a cache; few rows meet a matrix, and a vector meets rows, where they
+// lie.
 #pragma once
 
 #include <cstdint>
@@ -40,12 +41,14 @@ struct MatrixProduct {
   float behind = 1;
   bool swapped = false;  // a is the other operand's matrix, transposed, and so is b
 
-  // The same product of as few batches as there may be, with a row in the place of a column.
+  // The same product of as few batches as there may be, with a row in the place of a column. For
+  // set-up.
   MatrixProduct arranged() const;
-  // Whether rows of a matrix, one behind the other, meet a vector: which of the two it is.
+  // Of what arranged() gave: whether it is a vector that meets rows, which lie one behind the
+  // other.
   bool isVectorByRows() const;
 
-  // Of what arranged() gave.
+  // Of what arranged() gave. Takes memory from the arena while it runs.
   void run(const Data& operands) const;
 
  private:

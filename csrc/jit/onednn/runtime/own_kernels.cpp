@@ -875,15 +875,13 @@ std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph) {
       (isConstant(operands[1]) && operands[1].sizes->size() == 2)) {
     return std::nullopt;
   }
-  FoundProduct found{operands[0],
-                     operands[1],
-                     isSet(op, Attr::transpose_a),
-                     isSet(op, Attr::transpose_b),
-                     op.outputs()[0]};
+  FoundProduct found{operands[0], operands[1], isSet(op, Attr::transpose_a),
+                     isSet(op, Attr::transpose_b), op.outputs()[0]};
   for (size_t i = 1; i < ops.size(); ++i) {
     const auto& next = *ops[i];
     const bool divides = next.kind() == OpKind::Divide;
-    const auto* factor = operandBeside(found.result, next, divides ? next.kind() : OpKind::Multiply);
+    const auto* factor =
+        operandBeside(found.result, next, divides ? next.kind() : OpKind::Multiply);
     if (factor != nullptr) {
       auto& taken = found.addend ? found.behind : found.before;
       if (taken || !isConstant(*factor) || c10::multiply_integers(*factor->sizes) != 1 ||
@@ -905,12 +903,12 @@ std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph) {
 }
 
 bool paysProduct(const MatrixProduct& arranged) {
-  constexpr int64_t kFewInputs = 8;  // that are multiplied before there is another panel
-  constexpr int64_t kMost = 1 << 28;  // products: oneDNN's gemm is as fast
+  constexpr int64_t kFewestInputs = 8;  // that are multiplied before the next panel is needed
+  constexpr int64_t kMost = 1 << 28;    // products: of more, oneDNN's gemm is as fast
   const auto& p = arranged;
-  return std::getenv("LLGA_X") == nullptr && (p.isVectorByRows() ||
-         (ownAvx2Kernels() && p.inputs >= kFewInputs &&
-          c10::multiply_integers(p.sizes) * p.rows * p.inputs * p.outputs <= kMost));
+  return p.isVectorByRows() ||
+         (ownAvx2Kernels() && p.inputs >= kFewestInputs &&
+          c10::multiply_integers(p.sizes) * p.rows * p.inputs * p.outputs <= kMost);
 }
 
 std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph) {

@@ -673,9 +673,9 @@ class OwnSteps {
   std::optional<float> numberOf(const FoundProduct::Factor& factor) const {
     const auto number = draft_.constantTensor(factor.number.id).item<float>();
     const auto reciprocal = 1 / number;
-    return !factor.divides            ? std::optional(number)
+    return !factor.divides             ? std::optional(number)
            : std::isfinite(reciprocal) ? std::optional(reciprocal)
-                                      : std::nullopt;
+                                       : std::nullopt;
   }
 
   // An operand of a product with a result of these sizes.
@@ -2556,7 +2556,8 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
                     steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
                     steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||
          steps.winograd(partition, way) || steps.linear(partition, way) ||
-         (usual && steps.product(partition)) || steps.activation(partition) || (usual && steps.pointwise(partition));
+         (usual && steps.product(partition)) || steps.activation(partition) ||
+         (usual && steps.pointwise(partition));
 }
 
 }  // namespace llga
