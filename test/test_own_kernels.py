@@ -1102,6 +1102,51 @@ def test_group_norm_before_ops_in_place(dtype: torch.dtype) -> None:
         ]
 
 
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    "code",
+    [
+        "F.scaled_dot_product_attention(x, x, x)",
+        "F.softmax(x @ x.mT, -1) @ x",
+        "self.n(x)",
+        "self.g(x[:, 0])[0].unsqueeze(1)",
+        "F.rms_norm(x, (16,))",
+    ],
+)
+def test_what_only_an_op_in_place_reads(code: str, mode: str) -> None:
+    parts = {"n": nn.GroupNorm(3, 3), "g": nn.GRU(16, 16, batch_first=True)}
+    m = net(f"y = {code}\ny += x[:, :1]\nz = F.relu(y)\nreturn z * x[:, :1], y", **parts).eval()
+    # What attention reads is taken for float32 where the executor has profiled none of it.
+    check(m, [torch.randn(2, 3, 9, 16)], fallbacks=mode == "bf16", **MODES[mode])
+
+
+def test_embedding_that_only_an_op_in_place_reads() -> None:
+    m = net("y = self.e(i)\ny += x\nreturn F.relu_(y) * 0.5", "i, x", e=nn.Embedding(20, 16))
+    inputs = [torch.randint(0, 20, (3, 9)), torch.randn(3, 9, 16)]
+    script = to_script(m.eval(), inputs)
+    with torch.no_grad():
+        for _ in range(4):
+            assert_same(script(*inputs), m(*inputs))
+
+
+def test_sum_of_parts_of_channels_stays_channels_last() -> None:
+    """The parts have gaps; what becomes of them has none, in their order (DPN)."""
+    code = (
+        "y, z = self.c(x), self.d(x)\n"
+        "return self.e(torch.cat((y[:, :16] + z[:, :16], y[:, 16:], z[:, 16:]), 1))"
+    )
+    convs = {"c": nn.Conv2d(4, 24, 3), "d": nn.Conv2d(4, 32, 3), "e": nn.Conv2d(40, 8, 3)}
+    m = net(code, **convs).eval()
+    x = torch.randn(1, 4, 19, 18)
+    check(m, [x], groups=5)
+    if has_own_kernels():
+        found = llga_fuser.report(m, x, rounds=1).groups
+        assert [g.main.implementation for g in found if g.main][2:4] == [
+            "llga_pointwise",
+            "llga_concat",
+        ]
+
+
 @pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("order", ["contiguous", "last", "gaps", "transposed"])

@@ -488,7 +488,7 @@ class BlockPartitioner {
         continue;
       }
       if (taken.count(node) != 0) {
-        if (const auto dtype = expectedDtype(node, *entry)) {  // by what reads it
+        if (const auto dtype = dtypeOf(node, *entry)) {  // by what reads it
           facts_.assume(node->output(0), *dtype);
         }
         continue;
@@ -597,33 +597,34 @@ class BlockPartitioner {
     }
   }
 
-  // Of what a node works in, where the executor has not profiled it: a compute op in that of its
-  // known operands, or else in float32; an elementwise op or a view in that of its known operands.
-  std::optional<at::ScalarType> expectedDtype(const Node* node, const OpEntry& entry) const {
+  // What a node works in, by its known operands and, of a compute op, its result.
+  std::optional<at::ScalarType> dtypeOf(const Node* node, const OpEntry& entry) const {
     std::optional<at::ScalarType> dtype;
-    if (entry.op_class == OpClass::cast) {
-      return dtype;
-    }
-    const bool computes = entry.op_class == OpClass::compute;
     const auto consider = [&](const Value* value) {
       const auto known = isTensor(value) ? knownDtype(value) : std::nullopt;
       if (!dtype && known && c10::isFloatingType(*known)) {
         dtype = known;
       }
     };
-    std::for_each(node->inputs().begin(), node->inputs().end(), consider);
-    if (computes) {
+    if (entry.op_class != OpClass::cast) {
+      std::for_each(node->inputs().begin(), node->inputs().end(), consider);
+    }
+    if (entry.op_class == OpClass::compute) {
       consider(node->output(0));
     }
-    return computes ? dtype.value_or(at::kFloat) : dtype;
+    return dtype;
   }
 
-  // Assumes that for its operands and its result.
+  // Data types the executor has not profiled: those of operands and result are what the node works
+  // in; a compute op of unknown ones works in float32.
   void assumeDtypes(const Node* node, const OpEntry& entry) {
     if (isQuantize(node)) {
       facts_.assume(node->input(0), at::kFloat);  // it takes nothing else
     }
-    const auto dtype = expectedDtype(node, entry);
+    auto dtype = dtypeOf(node, entry);
+    if (!dtype && entry.op_class == OpClass::compute) {
+      dtype = at::kFloat;
+    }
     if (!dtype) {
       return;
     }

@@ -811,6 +811,11 @@ class OwnSteps {
         strides = layouts[i].get_strides();
       }
     }
+    for (const auto i : c10::irange(layouts.size())) {  // or in the order of data with gaps
+      if (!strides && found->data[i].sizes == sizes) {
+        strides = at::infer_dense_strides(sizes, layouts[i].get_strides());
+      }
+    }
     if (sizes.empty()) {
       strides = Shape{};
     } else if (!strides) {
