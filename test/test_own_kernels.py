@@ -1085,8 +1085,9 @@ def test_group_norm_before_ops_in_place(dtype: torch.dtype) -> None:
     parts = {name: nn.Conv2d(*size) for name, size in sizes.items()}
     parts["n"] = nn.GroupNorm(4, 16)
     x = torch.randn(2, 4, 13, 14)
+    fused = "conv group_norm relu max_pool2d" if dtype == torch.float32 else ""
     code = "y = self.n(self.c(x))\ny += self.n(self.e(x))\nreturn F.max_pool2d(F.relu_(y), 2)"
-    check(net(code, **parts), [x], fused="conv group_norm add relu max_pool2d", dtype=dtype)
+    check(net(code, **parts), [x], fused=fused and f"{fused} add", dtype=dtype)
     # Asked for its sizes in between, as for a padding that depends on them.
     code = (
         "y = F.relu_(self.n(self.c(x)))\n"
@@ -1094,7 +1095,7 @@ def test_group_norm_before_ops_in_place(dtype: torch.dtype) -> None:
         "return self.d(F.max_pool2d(y, 2))"
     )
     m = net(code, **parts).eval()
-    check(m, [x], fused="conv group_norm relu max_pool2d", dtype=dtype)
+    check(m, [x], fused=fused, dtype=dtype)
     if has_own_kernels() and dtype == torch.float32:
         groups = llga_fuser.report(m, x, rounds=1).groups
         assert ["aten::group_norm", "aten::relu"] in [
@@ -1117,7 +1118,8 @@ def test_what_only_an_op_in_place_reads(code: str, mode: str) -> None:
     parts = {"n": nn.GroupNorm(3, 3), "g": nn.GRU(16, 16, batch_first=True)}
     m = net(f"y = {code}\ny += x[:, :1]\nz = F.relu(y)\nreturn z * x[:, :1], y", **parts).eval()
     # What attention reads is taken for float32 where the executor has profiled none of it.
-    check(m, [torch.randn(2, 3, 9, 16)], fallbacks=mode == "bf16", **MODES[mode])
+    narrow = mode in {"bf16", "autocast"}
+    check(m, [torch.randn(2, 3, 9, 16)], fallbacks=narrow, **MODES[mode])
 
 
 def test_embedding_that_only_an_op_in_place_reads() -> None:

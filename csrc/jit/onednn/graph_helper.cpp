@@ -488,7 +488,7 @@ class BlockPartitioner {
         continue;
       }
       if (taken.count(node) != 0) {
-        if (const auto dtype = dtypeOf(node, *entry)) {  // by what reads it
+        if (const auto dtype = dtypeOf(node, *entry)) {  // for what reads it
           facts_.assume(node->output(0), *dtype);
         }
         continue;
@@ -597,7 +597,7 @@ class BlockPartitioner {
     }
   }
 
-  // What a node works in, by its known operands and, of a compute op, its result.
+  // What a node works in, as far as operands are known, or a compute op's result.
   std::optional<at::ScalarType> dtypeOf(const Node* node, const OpEntry& entry) const {
     std::optional<at::ScalarType> dtype;
     const auto consider = [&](const Value* value) {
