@@ -92,6 +92,11 @@ int64_t numbersOf(const ActivationApart& applied, const LoweredGraph& graph, con
   return count >= kFewest ? count : 0;
 }
 
+// Tells of an operand whether it is a constant. The graph outlives it.
+auto constantsOf(const LoweredGraph& graph) {
+  return [&graph](const Operand& operand) { return graph.operands.at(operand.id).constant; };
+}
+
 // Of images of known sizes and of this type, with constant parameters of it.
 bool isOfImages(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
   const auto& inputs = op.inputs();  // data, weight, and maybe bias
@@ -775,7 +780,7 @@ std::optional<FoundLinear> linear(const Ops& ops, const LoweredGraph& graph, Way
   auto isFloat = [](const Operand& operand) {
     return operand.dtype == at::kFloat && operand.sizes && !operand.sizes->empty();
   };
-  auto isConstant = [&](const Operand& operand) { return graph.operands.at(operand.id).constant; };
+  const auto isConstant = constantsOf(graph);
   const auto& operands = product.inputs();
   const auto& data = operands[0];
   const auto& weight = operands[1];
@@ -867,9 +872,7 @@ std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph) {
   const auto isFloat = [](const Operand& operand) {
     return operand.dtype == at::kFloat && operand.sizes && operand.sizes->size() > 1;
   };
-  const auto isConstant = [&](const Operand& operand) {
-    return graph.operands.at(operand.id).constant;
-  };
+  const auto isConstant = constantsOf(graph);
   if (!ownKernelsAnywhere() || op.kind() != OpKind::MatMul || operands.size() != 2 ||
       !isFloat(operands[0]) || !isFloat(operands[1]) ||
       (isConstant(operands[1]) && operands[1].sizes->size() == 2)) {
@@ -881,7 +884,7 @@ std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph) {
     const auto& next = *ops[i];
     const bool divides = next.kind() == OpKind::Divide;
     const auto* factor =
-        operandBeside(found.result, next, divides ? next.kind() : OpKind::Multiply);
+        operandBeside(found.result, next, divides ? OpKind::Divide : OpKind::Multiply);
     if (factor != nullptr) {
       auto& taken = found.addend ? found.behind : found.before;
       if (taken || !isConstant(*factor) || c10::multiply_integers(*factor->sizes) != 1 ||
@@ -919,7 +922,7 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
   auto isNarrow = [](const Operand& operand) {
     return operand.dtype == at::kBFloat16 && operand.sizes && !operand.sizes->empty();
   };
-  auto isConstant = [&](const Operand& operand) { return graph.operands.at(operand.id).constant; };
+  const auto isConstant = constantsOf(graph);
   const bool image = isPointwise(product, graph, at::kBFloat16);
   const auto& inputs = product.inputs();
   if ((!image && (product.kind() != OpKind::MatMul || isSet(product, Attr::transpose_a))) ||

@@ -649,8 +649,8 @@ class OwnSteps {
     const auto& sizes = *found.result.sizes;
     const auto before = found.before ? numberOf(*found.before) : 1;
     const auto behind = found.behind ? numberOf(*found.behind) : 1;
-    const auto a = matrixOf(found.a, found.transpose_a, sizes);
-    const auto b = matrixOf(found.b, found.transpose_b, sizes);
+    const auto a = matrixStrides(found.a, found.transpose_a, sizes);
+    const auto b = matrixStrides(found.b, found.transpose_b, sizes);
     if (!isStrict(found.a) || !before || !behind || !a || !b ||
         c10::multiply_integers(sizes) == 0 ||
         !draft_.mayHaveStrides(found.result.id, c10::TensorType::contiguousStridesOf(sizes))) {
@@ -678,9 +678,9 @@ class OwnSteps {
                                        : std::nullopt;
   }
 
-  // An operand of a product with a result of these sizes.
-  std::optional<MatrixProduct::Matrix> matrixOf(const Operand& operand, bool transposed,
-                                                const Shape& sizes) const {
+  // Those of an operand of a product with a result of these sizes.
+  std::optional<MatrixProduct::Matrix> matrixStrides(const Operand& operand, bool transposed,
+                                                     const Shape& sizes) const {
     const auto layout = draft_.inputLayout(operand.id);
     if (layout.get_layout_type() != LayoutType::strided) {
       return std::nullopt;
