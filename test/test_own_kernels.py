@@ -855,7 +855,7 @@ def test_small_convolutions_one_behind_the_other() -> None:
 LARGE_PLANES = {
     "three": Direct((1, 3, 113, 160), 32, stride=2, code="F.silu(self.c(x))"),
     "two": Direct((2, 2, 120, 113), 32, window=5, padding=2, code="F.hardswish(self.c(x))"),
-    "one": Direct((1, 1, 99, 98), 24, window=8, padding=3, own=False),
+    "one": Direct((1, 1, 99, 98), 24, window=7, padding=3, own=False),
     "four": Direct((3, 4, 64, 96), 24, padding=0, bias=False, code="F.relu(self.c(x))"),
     "large_window": Direct((1, 3, 113, 112), 64, window=7, stride=2, own=False),
 }
@@ -879,6 +879,66 @@ def test_convolution_of_large_planes(case: str, layout: str) -> None:
         with_silu = "silu" in c.code and not has_avx2_kernels()  # else it is a step of its own
         own = c.own and (threads > 1 or with_silu)
         assert is_direct(kernels_of(m, x)[0]) == (own and has_own_kernels())
+
+
+WIDE = {
+    "plane": Direct((2, 1, 61, 70), 24, window=9, padding=4),
+    "eight": Direct((1, 1, 99, 98), 24, window=8, padding=3),
+    "spectrogram": Direct(
+        *((1, 1, 80, 300), 32, (41, 11), 2, (20, 5)), code="F.hardtanh(self.c(x), 0.0, 20.0)"
+    ),
+    "alexnet": Direct((1, 3, 127, 131), 96, 11, 4, 2, code="F.relu(self.c(x))"),
+    "four": Direct((1, 4, 40, 50), 21, (3, 8), (1, 3), (0, 2), False, "F.silu(self.c(x))"),
+    "row": Direct((1, 1, 1, 9000), 40, (1, 10), (1, 5), (0, 3)),
+    "row_as_it_is": Direct((2, 1, 1, 9003), 40, (1, 10), (1, 5), 0, code="F.gelu(self.c(x))"),
+    "wide": Direct((1, 2, 3, 20000), 16, (2, 16), 1, (1, 8), code="F.leaky_relu(self.c(x))"),
+    "sum": Direct((1, 1, 60, 70), 16, (1, 9), 1, (0, 4), code="F.relu(self.c(x) + self.e(x))"),
+    "even": Direct((3, 2, 64, 64), 16, window=8, stride=8, padding=0),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gaps"])
+@pytest.mark.parametrize("case", WIDE)
+def test_convolution_of_few_planes_by_a_wide_window(case: str, layout: str) -> None:
+    """oneDNN writes down what is under each window, without AVX-512."""
+    c = WIDE[case]
+    window = nn.Conv2d(c.size[1], c.outputs, c.window, c.stride, c.padding, bias=c.bias)
+    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
+    if layout != "gaps":
+        last = layout == "channels_last"
+        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    for code in (c.code, f"self.d({c.code})"):  # in the input's order, and in any
+        parts = {"c": window, "d": nn.Conv2d(c.outputs, 8, 1), "e": nn.Conv2d(1, 16, 1)}
+        m = net(code, **{name: part for name, part in parts.items() if f"self.{name}(" in code})
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            check(m.eval(), [x], fused="_convolution")
+            found = [is_direct(name) for name in kernels_of(m, x)]
+            assert any(found) or not has_avx2_kernels(), (code, threads, found)
+
+
+@pytest.mark.parametrize("outputs", [512, 520])
+def test_wide_window_to_many_planes(outputs: int) -> None:
+    """Eight columns of the result find room until they are brought into planes."""
+    m = nn.Conv2d(1, outputs, (1, 9), padding=(0, 4)).eval()
+    x = torch.randn(1, 1, 1, 90)
+    check(m, [x])
+    assert is_direct(kernels_of(m, x)[0]) == (has_avx2_kernels() and outputs == 512)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_wide_window_over_special_values(value: float) -> None:
+    m = nn.Conv2d(2, 16, (3, 9), padding=(1, 4)).eval()
+    x = torch.randn(1, 2, 5, 2000)
+    with torch.no_grad():
+        script = to_script(m, [x])
+        for column in (0, 300, 1999):
+            kept = x[0, 1, 2, column].item()
+            x[0, 1, 2, column] = value
+            for _ in range(3):
+                assert_same(script(x), m(x))
+            x[0, 1, 2, column] = kept
 
 
 PLANES = {
@@ -1210,6 +1270,7 @@ class Rms(NamedTuple):
     own: bool = True
 
 
+BY_HAND = "return h * torch.rsqrt(h.pow(2).mean(-1, True) + 1e-5) * self.w"
 RMS = {
     "llama": Rms(
         "h = x.to(torch.float32)\nv = h.pow(2).mean(-1, keepdim=True)\n"
@@ -1225,6 +1286,12 @@ RMS = {
     "module_no_eps": Rms("return F.rms_norm(x, (48,))"),
     "residual": Rms("return x + x * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5) * self.w"),
     "transposed": Rms("y = x.transpose(0, 1)\nreturn self.n(y)"),
+    "heads": Rms(f"h = x.transpose(1, 2)\n{BY_HAND}", (2, 7, 4, 48)),
+    "heads_of_one": Rms(f"h = x.transpose(1, 2)\n{BY_HAND}", (1, 7, 4, 48)),
+    "heads_behind_a_group": Rms(f"h = x.relu().exp().transpose(1, 2)\n{BY_HAND}", (2, 7, 4, 48)),
+    "heads_of_a_part": Rms(f"h = x[..., 3:51].transpose(1, 2)\n{BY_HAND}", (2, 7, 4, 60)),
+    "expanded": Rms(f"h = x.expand(5, 9, 48)\n{BY_HAND}", (9, 48)),
+    "columns": Rms(f"h = x.mT\n{BY_HAND}", (48, 7), own=False),
     "one_row": Rms("return self.n(x)", (48,)),
     "root_is_read": Rms(
         "r = torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)\nreturn x * r, r", own=False
@@ -1248,7 +1315,9 @@ def test_rms_norm(case: str, mode: str) -> None:
     nn.init.normal_(n.weight)
     m = net(c.code.replace("self.w", "self.n.weight"), n=n).eval()
     x = torch.randn(c.size)
-    check(m, [x], **MODES[mode], fallbacks=mode in ("bf16", "autocast") or not c.own)
+    refused = mode == "channels_last" and case.startswith("heads")  # rows lie apart
+    fallbacks = mode in ("bf16", "autocast") or refused or not c.own
+    check(m, [x], **MODES[mode], fallbacks=fallbacks)
     if mode == "bf16" and case == "llama" and fuses(torch.bfloat16):
         m, x = m.bfloat16(), x.bfloat16()
     elif mode != "traced":
@@ -2531,6 +2600,60 @@ def test_product_of_matrices_with_special_values(code: str, value: float) -> Non
             for _ in range(3):
                 assert_same(script(x, y), m(x, y))
             where[place] = kept
+
+
+OF_PLANES = {
+    "alone": "self.c(x)",
+    "relu": "F.relu(self.c(x))",
+    "relu6": "F.relu6(self.c(x))",
+    "hardswish": "F.hardswish(self.c(x))",
+    "silu": "F.silu(self.c(x))",
+    "sum_of_itself": "self.c(x) + x",
+    "sum": "F.relu(self.c(x) + y)",
+    "sum_of_what_dies": "self.c(x) + y.exp()",
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "threads"), [((1, 50, 37), 1), ((3, 26, 27), 2), ((2, 1, 999), 2), ((1, 48, 48), 7)]
+)
+@pytest.mark.parametrize("case", OF_PLANES)
+def test_pointwise_convolution_of_planes(
+    case: str, sizes: tuple[int, int, int], threads: int, bias: bool
+) -> None:
+    """Images in planes are multiplied where they lie, without AVX-512, and so is their result."""
+    torch.set_num_threads(threads)
+    images, *pixels = sizes
+    code = OF_PLANES[case]
+    m = net(code, "x, y", c=nn.Conv2d(24, 24, 1, bias=bias)).eval()
+    inputs = [torch.randn(images, 24, *pixels) for _ in "xy"]
+    check(m, inputs)
+    assert ("llga_gemm:avx2" in kernels_of(m, *inputs)) == has_avx2_kernels()
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 41])
+def test_pointwise_convolution_of_planes_to_more_or_fewer(outputs: int) -> None:
+    m = net("self.c(x)", c=nn.Conv2d(24, outputs, 1)).eval()
+    check(m, [torch.randn(2, 24, 9, 6)])
+    check(m, [torch.randn(2, 24, 9, 6)], memory_format=torch.channels_last)
+    check(m, [torch.randn(2, 24, 9, 12)[..., ::2]])
+    check(m, [torch.randn(24, 9, 6)], fallbacks=True)  # without a batch
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_pointwise_convolution_of_planes_with_special_values(value: float) -> None:
+    m = net("F.relu(self.c(x))", c=nn.Conv2d(24, 17, 1)).eval()
+    x = torch.randn(2, 24, 5, 7)
+    script = to_script(m, [x])
+    with torch.no_grad():
+        for place in ((0, 0, 0, 0), (1, 23, 4, 6)):
+            kept = x[place].item()
+            x[place] = value
+            for _ in range(3):
+                assert_same(script(x), m(x))
+            x[place] = kept
 
 
 @pytest.mark.usefixtures("all_threads")

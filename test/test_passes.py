@@ -3926,6 +3926,61 @@ def test_layout_propagation_through_views(flatten: str, swap: str, reader: str, 
     assert free == (f"llga_viewed_order=[{0o1120}]" in str(groups[-1])), graph
 
 
+PADDED = ("value=[0, 0]", "value=[1, 1]")
+OF_PIXELS = """
+graph(%x : Float(1, 4, 8, 8, strides=[256, 64, 8, 1], requires_grad=0, device=cpu)):
+  %none : NoneType = prim::Constant()
+  %how : str = prim::Constant[value='none']()
+  %one : int = prim::Constant[value=1]()
+  %two : int = prim::Constant[value=2]()
+  %last : int = prim::Constant[value=-1]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %pad : int[] = prim::Constant[value=[0, 0]]()
+  %w : Float(4, 4, 1, 1, strides=[4, 1, 1, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %l : Float(4, 4, strides=[4, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %c : Float(1, 4, 8, 8, strides=[256, 64, 8, 1]) = aten::conv2d(%x, %w, %none, %ones, %pad, %ones, %one)
+  %3 : Float(1, 4, 64, strides=[256, 64, 1]) = aten::flatten(%c, %two, %last)
+  %4 : Float(1, 64, 4, strides=[256, 1, 64]) = aten::transpose(%3, %one, %two)
+  %5 : Tensor = aten::matmul(%4, %3)
+  return (%5)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("changes", "free"),
+    [
+        ([], False),
+        ([("matmul(%4, %3)", "softmax(%3, %last, %none)")], False),
+        ([("matmul(%4, %3)", "matmul(%3, %4)")], False),
+        ([("matmul(%4, %3)", "linear(%4, %l, %none)")], True),  # it reads channels
+        ([("matmul(%4, %3)", "gelu(%4, %how)")], True),
+        (
+            [
+                (
+                    "(1, 4, 8, 8, strides=[256, 64, 8, 1], r",
+                    "(1, 4, 8, 8, strides=[256, 1, 32, 4], r",
+                )
+            ],
+            1,
+        ),
+        ([("4, 4, 1, 1, strides=[4, 1, 1, 1]", "4, 4, 3, 3, strides=[36, 9, 3, 1]"), PADDED], True),
+    ],
+)
+def test_layout_propagation_keeps_planes_for_products(
+    changes: list[tuple[str, str]], free: bool
+) -> None:
+    """Images in planes, a convolution of each pixel, and what multiplies or normalizes planes."""
+    text = OF_PIXELS
+    for old, new in changes:
+        text = text.replace(old, new)
+    assert all(new in text for _, new in changes)
+    graph = parsed(text)
+    for name in ("graph_fuser", "layout_propagation"):
+        _C.run_pass(name, graph)
+    groups = [n for n in walk(graph) if n.kind() == "llga::FusionGroup"]
+    assert f"llga_any_layout=[{int(free)}]" in str(groups[0]), graph
+
+
 HEADS = """
 graph(%x : Float(6, 4, 2, 3, 3, strides=[72, 18, 9, 3, 1], requires_grad=0, device=cpu)):
   %how : str = prim::Constant[value='none']()

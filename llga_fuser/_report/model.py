@@ -30,6 +30,8 @@ __all__ = [
 # Version of what `Report.to_dict` returns: a field is never renamed or removed under one number.
 SCHEMA = 1
 
+_PRODUCTS = ("convolution", "deconvolution", "matmul")
+
 
 class UnfusedError(RuntimeError):
     """Strict mode: something is not fused. The message has a line for each operator and reason."""
@@ -344,9 +346,12 @@ class Group:
 
     @property
     def main(self) -> Primitive | None:
-        """The kernel that computes, the first that is no reorder; None if there are none."""
+        """The kernel that computes: the first convolution or matrix product, else the first that is
+        no reorder; None if there are none.
+        """
         computing = [p for p in self.primitives if p.kind != "reorder"]
-        return next(iter(computing or self.primitives), None)
+        products = [p for p in computing if p.kind in _PRODUCTS]
+        return next(iter(products or computing or self.primitives), None)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -292,6 +292,79 @@ bool mayBeReplaced(const Value* value) {
   });
 }
 
+bool isChannelsLast(const Value* value) {
+  if (const auto* from = quantizedFrom(value)) {
+    return isChannelsLast(from);
+  }
+  const auto type = value->type()->cast<c10::TensorType>();
+  if (!type) {
+    return false;
+  }
+  const auto sizes = type->sizes().concrete_sizes();
+  const auto strides = type->strides().concrete_sizes();
+  if (!sizes || !strides || sizes->size() < 4 || sizes->size() > 5) {
+    return false;
+  }
+  const auto format =
+      sizes->size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  return *strides == c10::TensorType::contiguousStridesOf(*sizes, format) &&
+         *strides != c10::TensorType::contiguousStridesOf(*sizes);
+}
+
+// Whether it is what a group gives, or a view of it.
+bool comesFromGroup(const Value* value) {
+  const auto* node = value->node();
+  return isFusionGroup(node) ||
+         (!node->inputs().empty() && makesView(node) && comesFromGroup(node->input(0)));
+}
+
+// Whether nothing but softmax and products of two matrices reads it, or views of it: attention that
+// was written out, whose rows may lie in either order. Not attention as such, nor linear layers,
+// which read numbers of a pixel that lie side by side.
+bool meetsMatrices(const Value* value) {
+  const auto& uses = value->uses();
+  return std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+    const auto* user = use.user;
+    if (isFusionGroup(user)) {
+      return meetsMatrices(user->g(torch::jit::attr::Subgraph)->inputs()[use.offset]);
+    }
+    if (movesNumbers(user)) {
+      return meetsMatrices(user->output());
+    }
+    const auto other = use.offset == 0 ? 1 : 0;
+    return readsShape(user) || user->kind() == aten::softmax ||
+           (isProduct(user) && !isConvolution(user) &&
+            !constantTensor(user->input(other)).defined());
+  });
+}
+
+// Whether a convolution of single pixels makes it of images in planes that no group made, and views
+// join its pixels for what reads planes: to bring it into another order would take two copies.
+bool staysInPlanes(const Value* value) {
+  const auto subgraph = subgraphOf(value);
+  if (subgraph == nullptr || !meetsMatrices(value)) {
+    return false;
+  }
+  const auto nodes = computations(*subgraph);
+  const auto* convolution = nodes.empty() ? nullptr : nodes.front();
+  if (convolution == nullptr || !isConvolution(convolution) ||
+      std::any_of(nodes.begin() + 1, nodes.end(), isProduct)) {
+    return false;
+  }
+  const auto weight = constantTensor(convolution->input(1));
+  const auto inputs = subgraph->inputs();
+  const auto at = std::find(inputs.begin(), inputs.end(), convolution->input(0));
+  if (!weight.defined() || weight.scalar_type() != at::kFloat || weight.dim() != 4 ||
+      weight.size(2) != 1 || weight.size(3) != 1 || at == inputs.end()) {
+    return false;
+  }
+  const auto* images = value->node()->input(static_cast<size_t>(at - inputs.begin()));
+  return !comesFromGroup(images) && !isChannelsLast(images) && rankOf(images) == 4 &&
+         std::all_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+           return readsShape(use.user) || (makesView(use.user) && joinsPixels(use.user));
+         });
+}
+
 // Whether groups alone read its numbers, or those of views of it; sizes are the same in any layout.
 // Not what is quantized in the order that a caller, or an op outside, gave it: TorchScript notes no
 // types there, and what lies anyhow is told from a type, or contiguous in eager.
@@ -313,26 +386,7 @@ bool mayLieAnyhow(const Value* value) {
     }
     read = true;
   }
-  return read && !isLookedUp(value) && !mayBeReplaced(value);
-}
-
-bool isChannelsLast(const Value* value) {
-  if (const auto* from = quantizedFrom(value)) {
-    return isChannelsLast(from);
-  }
-  const auto type = value->type()->cast<c10::TensorType>();
-  if (!type) {
-    return false;
-  }
-  const auto sizes = type->sizes().concrete_sizes();
-  const auto strides = type->strides().concrete_sizes();
-  if (!sizes || !strides || sizes->size() < 4 || sizes->size() > 5) {
-    return false;
-  }
-  const auto format =
-      sizes->size() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
-  return *strides == c10::TensorType::contiguousStridesOf(*sizes, format) &&
-         *strides != c10::TensorType::contiguousStridesOf(*sizes);
+  return read && !isLookedUp(value) && !mayBeReplaced(value) && !staysInPlanes(value);
 }
 
 // Likewise, but that there may be memory between pixels, and that images may lie anywhere.
@@ -475,13 +529,6 @@ Value* beforeCopy(const Node* group, size_t i) {
       format && format->isInt() && format->toMemoryFormat() == at::MemoryFormat::Contiguous;
   auto* source = copy->input(0);
   return rows && (isChannelsLast(source) || holdsPixels(source)) ? source : nullptr;
-}
-
-// Whether it is what a group gives, or a view of it.
-bool comesFromGroup(const Value* value) {
-  const auto* node = value->node();
-  return isFusionGroup(node) ||
-         (!node->inputs().empty() && makesView(node) && comesFromGroup(node->input(0)));
 }
 
 // A view of what may lie in another order than in eager may be a copy, in the place of an error.

@@ -304,11 +304,11 @@ class PlanCompiler {
     std::unordered_set<size_t> products;  // by our own kernels, which have few functions behind
     for (const auto& op : ops) {
       const auto multiplied = linear({&op}, draft_.lowered, Way::usual);
-      if ((multiplied && !multiplied->if_narrow) || groupedConvolution({&op}, draft_.lowered)) {
+      if ((multiplied && !multiplied->if_narrow) || groupedConvolution({&op}, draft_.lowered) ||
+          directConvolution({&op}, draft_.lowered)) {
         products.insert(op.outputs()[0].id);
       }
-      if (const auto from = op.inputs()[0].id; products.count(from) != 0 &&
-                                               isFunctionApart(op.kind()) &&
+      if (const auto from = op.inputs()[0].id; products.count(from) != 0 && isFunctionApart(op) &&
                                                draft_.group_outputs.count(from) == 0) {
         found.insert(from);
       }
@@ -380,9 +380,11 @@ class PlanCompiler {
 
   // Whether our kernels for products have it not, while a pass of its own takes less time than
   // oneDNN's kernels do more.
-  static bool isFunctionApart(OpKind kind) {
+  static bool isFunctionApart(const OpSpec& op) {
+    const auto kind = op.kind();
     return kind == OpKind::LeakyReLU || kind == OpKind::Elu || kind == OpKind::Mish ||
-           kind == OpKind::SoftPlus;
+           kind == OpKind::SoftPlus ||
+           (kind == OpKind::Clamp && rectifierOf(op) == Rectifier::none);
   }
 
   static bool isWindowed(OpKind kind) {

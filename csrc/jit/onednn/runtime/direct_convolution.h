@@ -40,10 +40,15 @@ struct DirectConvolution {
     float* result;        // may be the addend; overlaps nothing else
   };
 
-  // Whether the work is small or the channels are few, and what is copied finds room. All below
-  // needs it.
+  // Whether the weights are few, and what is copied finds room. All below needs it.
   bool isSupported() const;
-  // Whether results do that lie this way, and it pays. run() needs it.
+  // Whether it is expected to be faster than oneDNN's kernels: the work is small, or the channels
+  // are few.
+  bool pays() const;
+  // Whether few channels meet a window that oneDNN has no kernel for on AVX2: it writes down what
+  // is under each window, and multiplies that.
+  bool isWide() const;
+  // Whether results do that lie this way. run() needs it.
   bool fits() const;
   // The product of which a row of the result is a part; its weight is (window's row, column, input)
   // by outputs.

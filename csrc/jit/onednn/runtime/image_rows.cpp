@@ -52,7 +52,7 @@ void transpose(const float* from, int64_t rows, int64_t columns, int64_t from_st
 }
 
 void ImageRows::copy(const float* image, int64_t top, int64_t rows, float* to) const {
-  const auto from = std::min(padding, width);
+  const auto from = std::clamp<int64_t>(padding, 0, width);
   const auto until = std::clamp(size[1] + padding, from, width);
   const auto count = until - from;
   for (auto y = top; y < top + rows; ++y, to += width * channels) {
@@ -62,7 +62,7 @@ void ImageRows::copy(const float* image, int64_t top, int64_t rows, float* to) c
     }
     std::fill_n(to, from * channels, 0.F);
     std::fill_n(to + until * channels, (width - until) * channels, 0.F);
-    const auto* source = image + y * strides[2];
+    const auto* source = image + y * strides[2] + std::max<int64_t>(-padding, 0) * strides[3];
     auto* inside = to + from * channels;
     if (strides[1] == 1 && strides[3] == channels) {
       std::copy_n(source, count * channels, inside);

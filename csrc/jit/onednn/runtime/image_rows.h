@@ -14,7 +14,7 @@ struct ImageRows {
   std::array<int64_t, 2> size;  // of the image: rows, columns
   int64_t channels;
   std::array<int64_t, 4> strides;  // from image to image, channel, row and column
-  int64_t padding;                 // columns on the left
+  int64_t padding;                 // columns on the left; if negative, the image's are left out
   int64_t width;                   // columns that are written
 
   // Writes `rows` of the image from `top` on, which may be outside, and of each the columns from

@@ -33,22 +33,25 @@ std::vector<int64_t> channelsLastStrides(const std::vector<int64_t>& sizes) {
   }
 }
 
+bool areSameStrides(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                    const std::vector<int64_t>& others) {
+  for (const auto i : c10::irange(sizes.size())) {
+    if (sizes[i] != 1 && strides[i] != others[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
 std::vector<int64_t> canonicalStrides(const std::vector<int64_t>& sizes,
                                       const std::vector<int64_t>& strides) {
-  auto matches = [&](const std::vector<int64_t>& wanted) {
-    for (const auto i : c10::irange(sizes.size())) {
-      if (sizes[i] != 1 && strides[i] != wanted[i]) {
-        return false;
-      }
-    }
-    return true;
-  };
   auto contiguous = c10::TensorType::contiguousStridesOf(sizes);
-  if (matches(contiguous)) {
+  if (areSameStrides(sizes, strides, contiguous)) {
     return contiguous;
   }
   auto channels_last = channelsLastStrides(sizes);
-  return !channels_last.empty() && matches(channels_last) ? channels_last : strides;
+  return !channels_last.empty() && areSameStrides(sizes, strides, channels_last) ? channels_last
+                                                                                 : strides;
 }
 
 bool hasGaps(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {

@@ -14,6 +14,11 @@ Layout layoutOf(const at::Tensor& tensor, size_t id = 0);
 // The strides of dense channels-last memory; none (empty) unless there are 4 or 5 dimensions.
 std::vector<int64_t> channelsLastStrides(const std::vector<int64_t>& sizes);
 
+// Whether numbers of a tensor of these sizes lie in the same places: the strides of dimensions of
+// size 1 are arbitrary.
+bool areSameStrides(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                    const std::vector<int64_t>& others);
+
 // Strides of dimensions of size 1 as contiguous or channels-last memory has them, where the others
 // fit. They are arbitrary in PyTorch, and oneDNN chooses some itself that its binary kernels read
 // wrongly: it recognises a format by all.

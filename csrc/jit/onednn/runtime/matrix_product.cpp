@@ -141,10 +141,12 @@ void MatrixProduct::runPanels(const Data& data, int64_t threads) const {
   const bool copies = a.column != 1 && inputs != 1;
   const bool finishes = behind != 1 || before != 1;
   // What is read once may stay where it is.
-  const auto in_place = b.column == 1 && rows <= kernels.rows ? outputs / panel : 0;
+  const auto in_place = b.column == 1 && rows <= kernels.rows && !biased ? outputs / panel : 0;
+  const auto columns_of_a = inputs + (biased ? 1 : 0);
   const auto units = batches * row_parts * panels;
   forSharesOf(units, 1, std::min(units, threads), [&](int64_t /*part*/) {
-    return [&, rows_of_a = Scratch(copies ? rows * inputs : 0), columns = Scratch(inputs * panel),
+    return [&, rows_of_a = Scratch(copies ? rows * columns_of_a : 0),
+            columns = Scratch(columns_of_a * panel),
             copied = int64_t{-1}](int64_t first, int64_t last) mutable {
       while (first < last) {
         const auto batch = first / (row_parts * panels);
@@ -153,7 +155,7 @@ void MatrixProduct::runPanels(const Data& data, int64_t threads) const {
         const auto together = at < in_place ? std::min(in_place - at, last - first) : 1;
         const auto* source = data.a + offset(a, batch);
         if (copies && copied != batch) {
-          copyMatrix(source, a, rows, inputs, rows_of_a.get(), inputs);
+          copyMatrix(source, a, rows, columns_of_a, rows_of_a.get(), columns_of_a);
           copied = batch;
         }
         const auto row = rows * part / row_parts;
@@ -165,11 +167,11 @@ void MatrixProduct::runPanels(const Data& data, int64_t threads) const {
         auto* result = data.result + batch * rows * outputs;
         const auto multiply = [&](auto problem, auto run) {
           problem.rows = rows;
-          problem.inputs = inputs;
+          problem.inputs = columns_of_a;
           problem.outputs = outputs;
-          problem.rectifier = Rectifier::none;
+          problem.rectifier = rectifier;
           problem.source = copies ? rows_of_a.get() : source;
-          problem.source_stride = copies ? inputs : a.row;
+          problem.source_stride = copies ? columns_of_a : a.row;
           problem.bias = nullptr;
           problem.addend = before == 1 ? addend : nullptr;
           problem.result = result;
@@ -187,6 +189,7 @@ void MatrixProduct::runPanels(const Data& data, int64_t threads) const {
             std::fill_n(columns.get(), inputs * panel, 0.0F);
           }
           copyMatrix(from + output * b.column, b, inputs, task.outputs, columns.get(), panel);
+          std::fill_n(columns.get() + inputs * panel, biased ? panel : 0, 1.0F);
           gemm::Problem problem{};
           problem.weight = columns.get();
           problem.weight_stride = 0;

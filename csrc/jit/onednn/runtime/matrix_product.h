@@ -3,6 +3,8 @@
 //
 //   result = (a @ b * before + addend) * behind
 //
+// And pointwise convolutions of images in planes, whose weight is multiplied with each image.
+//
 // oneDNN takes longer for each of many small matrices than the arithmetic does, and copies those
 // that lie otherwise. Here the columns of b are brought into panels, one after the other, and
 // multiplied while they are in a cache; few rows meet a matrix, and a vector meets rows, where they
@@ -12,6 +14,7 @@
 #include <cstdint>
 
 #include "jit/onednn/facts.h"
+#include "jit/onednn/runtime/rectifier.h"
 
 namespace llga {
 
@@ -39,6 +42,10 @@ struct MatrixProduct {
   Matrix b;  // (input, output)
   float before = 1;
   float behind = 1;
+  // Behind its inputs, each row of a has a bias, which is added to all outputs of that row. Not of
+  // vectors.
+  bool biased = false;
+  Rectifier rectifier = Rectifier::none;  // behind all else; then there are no factors
   bool swapped = false;  // a is the other operand's matrix, transposed, and so is b
 
   // The same product of as few batches as there may be, with a row in the place of a column. For

@@ -155,23 +155,6 @@ std::optional<Expansion::First> firstConvolution(const OpSpec& op, const Lowered
                           ImageRows{size, channels, {}, padding[0], width}};
 }
 
-// What the op does to its data, if that is all it does.
-Rectifier rectifierOf(const OpSpec& op) {
-  constexpr float kMost = 6;
-  switch (op.kind()) {
-    case OpKind::ReLU:
-      return Rectifier::relu;
-    case OpKind::HardSwish:
-      return Rectifier::hardswish;
-    case OpKind::Clamp:
-      return op.get_attr<float>(Attr::min) == 0 && op.get_attr<float>(Attr::max) == kMost
-                 ? Rectifier::relu6
-                 : Rectifier::none;
-    default:
-      return Rectifier::none;
-  }
-}
-
 // The other operand, if `op` is of this kind and of one other, and the result has the value's
 // sizes; else null.
 const Operand* operandBeside(const Operand& value, const OpSpec& op, OpKind kind) {
@@ -342,6 +325,22 @@ bool paysGemm(int64_t rows, int64_t inputs, int64_t outputs, bool image) {
 }
 
 }  // namespace
+
+Rectifier rectifierOf(const OpSpec& op) {
+  constexpr float kMost = 6;
+  switch (op.kind()) {
+    case OpKind::ReLU:
+      return Rectifier::relu;
+    case OpKind::HardSwish:
+      return Rectifier::hardswish;
+    case OpKind::Clamp:
+      return op.get_attr<float>(Attr::min) == 0 && op.get_attr<float>(Attr::max) == kMost
+                 ? Rectifier::relu6
+                 : Rectifier::none;
+    default:
+      return Rectifier::none;
+  }
+}
 
 Ops opsOf(const LoweredGraph& graph) {
   Ops ops;
@@ -704,9 +703,10 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
                                  (*weight.sizes)[0],
                                  behind->rectifier,
                                  behind->silu};
-  return kernel.isSupported()
-             ? std::optional(AddedConvolution<DirectConvolution>{kernel, behind->addend})
-             : std::nullopt;
+  const bool pays =
+      kernel.isSupported() && (kernel.pays() || (ownAvx2Kernels() && kernel.isWide()));
+  return pays ? std::optional(AddedConvolution<DirectConvolution>{kernel, behind->addend})
+              : std::nullopt;
 }
 
 std::optional<TiledConvolution> tiledConvolution(const OpSpec& op, const Shape& weight,

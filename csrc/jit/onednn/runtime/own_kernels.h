@@ -40,6 +40,9 @@ bool isSet(const OpSpec& op, Attr flag);
 
 Ops opsOf(const LoweredGraph& graph);
 
+// What the op does to its data, if that is all it does.
+Rectifier rectifierOf(const OpSpec& op);
+
 // The ops that the table lowers GELU's tanh form to, if `op` is the first one of them and all are
 // among `ops`; or none.
 Ops tanhGelu(const OpSpec& op, const Ops& ops);

@@ -615,6 +615,59 @@ class OwnSteps {
     return true;
   }
 
+  // A step for a pointwise convolution of images in planes that gives planes: its weight is
+  // multiplied with each image. False for any other partition.
+  bool convolutionOfPlanes(const Ops& ops) {
+    const auto found = llga::linear(ops, draft_.lowered, Way::usual);
+    if (!found || !found->image || found->activation || !isStrict(found->data)) {
+      return false;
+    }
+    const auto& [data, result] = std::tie(found->data, found->result);
+    const auto images = draft_.inputLayout(data.id);
+    const auto weight = draft_.constantTensor(found->weight.id);
+    if (!isContiguous(images) || isChannelsLast(images, data) ||
+        !isContiguous(draft_.outputLayout(result.id)) ||
+        (found->addend && !isContiguous(draft_.inputLayout(found->addend->id))) ||
+        findReleasable(weight) != nullptr) {
+      return false;
+    }
+    const auto& sizes = *data.sizes;
+    const auto pixels = sizes[2] * sizes[3];
+    auto matrix = weight.flatten(1);
+    const auto outputs = matrix.size(0);
+    const auto inputs = matrix.size(1);
+    const bool biased = !found->biases.empty();
+    if (biased) {
+      const auto bias = draft_.constantTensor(found->biases[0].id).reshape({outputs, 1});
+      matrix = at::cat({matrix, bias}, 1);
+    }
+    const auto product = MatrixProduct{.sizes = {sizes[0]},
+                                       .rows = outputs,
+                                       .inputs = inputs,
+                                       .outputs = pixels,
+                                       .a = {{0}, matrix.size(1), 1},
+                                       .b = {{inputs * pixels}, pixels, 1},
+                                       .biased = biased,
+                                       .rectifier = found->rectifier}
+                             .arranged();
+    if (!paysProduct(product)) {
+      return false;
+    }
+    Plan::Step step;
+    bindData(step, data);
+    bindParameter(step, found->weight, matrix);
+    const auto addend = bindAddend(step, found->addend, result);
+    draft_.addResult(step, draft_.outputLayout(result.id));
+    step.kernel = {[product, addend](auto from, auto to) {
+                     auto numbers = [&](size_t i) { return static_cast<const float*>(from[i]); };
+                     product.run({numbers(1), numbers(0), addend != 0 ? numbers(addend) : nullptr,
+                                  static_cast<float*>(to[0])});
+                   },
+                   "convolution", fmt::format("llga_gemm:{}", Linear::kernels().name)};
+    draft_.plan->steps.push_back(std::move(step));
+    return true;
+  }
+
   // A step for a product of two matrices, neither of which is a weight. False for any other
   // partition.
   bool product(const Ops& ops) {
@@ -1401,14 +1454,24 @@ class OwnSteps {
     Plan::Step step;
     const auto data = located(found.data);
     const auto sizes = data.second.get_dims();
-    const auto strides = c10::TensorType::contiguousStridesOf(sizes);
     const auto* result = behind(found.result);
     const auto facts = draft_.request.facts->tensor(result);
-    if (!draft_.request.any_layout[draft_.group_outputs.at(result->unique())] &&
-        canonicalStrides(sizes, *facts.strides) != strides) {
+    const auto given = data.second.get_strides();
+    const auto mayBe = [&](const Shape& strides) {
+      return draft_.request.any_layout[draft_.group_outputs.at(result->unique())] ||
+             areSameStrides(sizes, *facts.strides, strides);
+    };
+    // The order of the rows does not matter where it is the same in the result.
+    const auto dense = at::infer_dense_strides(sizes, given);
+    const bool by_rows = dense.back() == 1 && mayBe(dense);
+    const auto strides = by_rows ? dense : c10::TensorType::contiguousStridesOf(sizes);
+    if (!mayBe(strides)) {
       throw CompileError{"a root-mean-square norm whose result does not lie by rows"};
     }
-    step.inputs.push_back(data.second.get_strides() == strides ? data : copied(data, found.data));
+    const auto type = *draft_.request.facts->tensor(found.data).dtype;
+    step.inputs.push_back(areSameStrides(sizes, given, strides) ? data
+                          : by_rows                             ? withoutGaps(data, type)
+                                                                : copied(data, found.data));
     if (found.weight != nullptr) {
       step.inputs.push_back(parameter(found.weight));
     }
@@ -1423,8 +1486,7 @@ class OwnSteps {
               },
               "rms_norm", "llga_rms_norm"};
     };
-    const bool narrow = draft_.request.facts->tensor(found.data).dtype == at::kBFloat16;
-    step.kernel = narrow                          ? kernel(Bfloat16{}, Bfloat16{})
+    step.kernel = type == at::kBFloat16           ? kernel(Bfloat16{}, Bfloat16{})
                   : *facts.dtype == at::kBFloat16 ? kernel(float{}, Bfloat16{})
                                                   : kernel(float{}, float{});
     draft_.plan->steps.push_back(std::move(step));
@@ -2560,9 +2622,9 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
                     steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
                     steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||
-         steps.winograd(partition, way) || steps.linear(partition, way) ||
-         (usual && steps.product(partition)) || steps.activation(partition) ||
-         (usual && steps.pointwise(partition));
+         steps.winograd(partition, way) || (usual && steps.convolutionOfPlanes(partition)) ||
+         steps.linear(partition, way) || (usual && steps.product(partition)) ||
+         steps.activation(partition) || (usual && steps.pointwise(partition));
 }
 
 }  // namespace llga
