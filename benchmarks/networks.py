@@ -245,6 +245,43 @@ def _kws() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 12))
 
 
+@_py("m5", _normal(1, 8000))
+def _m5() -> nn.Module:
+    """M5 for the waveform of half a second at 16 kHz (Dai et al. 2017)."""
+    layers: list[nn.Module] = []
+    for i, o, k, s in ((1, 32, 80, 16), (32, 32, 3, 1), (32, 64, 3, 1), (64, 64, 3, 1)):
+        layers += [nn.Conv1d(i, o, k, s), nn.BatchNorm1d(o), nn.ReLU(), nn.MaxPool1d(4)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(64, 35))
+
+
+@_py("eegnet", _normal(1, 22, 256))
+def _eegnet() -> nn.Module:
+    """EEGNet-8,2 for 22 channels of an electroencephalogram (Lawhern et al. 2018)."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, (1, 64), padding="same", bias=False), nn.BatchNorm2d(8)),
+        *(nn.Conv2d(8, 16, (22, 1), groups=8, bias=False), nn.BatchNorm2d(16), nn.ELU()),
+        nn.AvgPool2d((1, 4)),
+        nn.Conv2d(16, 16, (1, 16), padding="same", groups=16, bias=False),
+        *(nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ELU(), nn.AvgPool2d((1, 8))),
+        *(nn.Flatten(), nn.Linear(128, 4)),
+    )
+
+
+@_py("srcnn", _image(3, 128, 128))
+def _srcnn() -> nn.Module:
+    """SRCNN 9-1-5, which sharpens an enlarged image (Dong et al. 2014)."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 9, padding=4), nn.ReLU(), nn.Conv2d(64, 32, 1), nn.ReLU()),
+        nn.Conv2d(32, 3, 5, padding=2),
+    )
+
+
+@_py("alexnet", _image(3, 224, 224))
+def _alexnet() -> nn.Module:
+    """torchvision's AlexNet (Krizhevsky 2014)."""
+    return _models.load_torchvision().models.alexnet(weights=None)
+
+
 class _CausalBlock(nn.Module):
     def __init__(self, i: int, o: int, dilation: int) -> None:
         super().__init__()

@@ -2326,6 +2326,17 @@ def test_sequence_of_one_channel() -> None:
         check(m, [torch.randn(shape)], groups=2)
 
 
+@pytest.mark.parametrize("window", [3, (1, 4)])
+@pytest.mark.parametrize("scripted", [False, True])
+def test_batch_norm_behind_same_padding(scripted: bool, window: Any) -> None:
+    m = nn.Sequential(nn.Conv2d(3, 8, window, padding="same"), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    with torch.no_grad():
+        for tensor in (*m[1].parameters(), *m[1].buffers()):
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5)
+    check(m, [torch.randn(2, 3, 9, 12)], scripted=scripted, groups=None if scripted else 1)
+
+
 def test_sequences_of_other_lengths() -> None:
     m = of_sequences("y = self.c(x)\nself.s(y + F.relu(self.causal(y)[..., :-4]))")
     script = to_script(m, [torch.randn(2, 8, 20)])

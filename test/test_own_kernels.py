@@ -204,7 +204,13 @@ MULTIPLIED = {
     "mostly_padding": Multiplied((1, 16, 2, 3), window=5, padding=4),
     "no_padding": Multiplied((2, 160, 8, 9), padding=0, code="F.relu6(self.c(x))"),
     "one_row": Multiplied((1, 64, 1, 2), window=7, padding=3),
-    "sum_of_channels": Multiplied((1, 64, 5, 6), times=1, own=False),  # oneDNN has that
+    "not_small": Multiplied((1, 64, 20, 20), times=1, own=False),  # oneDNN has that
+    "small": Multiplied((1, 64, 5, 6), times=1),
+    "small_strides": Multiplied((3, 16, 11, 12), 1, 5, 2, 2, bias=False, code="F.relu6(self.c(x))"),
+    "small_of_7": Multiplied((1, 16, 9, 8), 1, 7, padding=3, code="F.hardtanh(self.c(x), -1., 2.)"),
+    "small_leaky": Multiplied((1, 32, 8, 3), times=1, code="F.leaky_relu(self.c(x))"),
+    "small_elu": Multiplied((2, 32, 8, 3), times=1, code="F.elu(self.c(x), 1.3)"),
+    "elu": Multiplied((1, 48, 9, 13), code="F.elu(self.c(x))"),
     "dilated": Multiplied((2, 48, 9, 13), times=1, padding=2, dilation=2, code="F.relu(self.c(x))"),
     "dilated_far": Multiplied((1, 144, 5, 21), times=1, padding=(3, 9), dilation=(3, 9)),
     "dilated_beyond": Multiplied((1, 16, 4, 7), times=1, padding=11, dilation=11),

@@ -2788,6 +2788,58 @@ def test_fold_batch_norm(old: str, new: str, folded: bool) -> None:
         torch.testing.assert_close(got, want)
 
 
+NORM_OF_IMAGES = """
+graph(%x : Tensor):
+  %w : Float(5, 2, 3, 4, strides=[24, 12, 4, 1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %b : Float(5, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %g : Float(5, strides=[1], device=cpu) = prim::Constant[value=<Tensor>]()
+  %none : NoneType = prim::Constant()
+  %no : bool = prim::Constant[value=0]()
+  %yes : bool = prim::Constant[value=1]()
+  %1 : int = prim::Constant[value=1]()
+  %ones : int[] = prim::Constant[value=[1, 1]]()
+  %same : str = prim::Constant[value="same"]()
+  %small : float = prim::Constant[value=0.001]()
+  %c : Tensor = aten::_convolution_mode(%x, %w, %b, %ones, %same, %ones, %1)
+  %n : Tensor = aten::batch_norm(%c, %g, %b, %b, %g, %no, %small, %small, %yes)
+  %y : Tensor = aten::relu(%n)
+  return (%y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "folded"),
+    [
+        ("", "", True),
+        ("(%x, %w, %b,", "(%x, %w, %none,", True),
+        ("aten::relu(%n)", "aten::add(%n, %c, %1)", False),
+        ("aten::relu(%n)", "aten::relu_(%n)", False),
+        ("%no, %small", "%yes, %small", False),
+        # It takes images without a batch, too, of which the norm's channels are another dimension.
+        ("_convolution_mode(%x, %w, %b, %ones, %same,", "conv2d(%x, %w, %b, %ones, %ones,", False),
+    ],
+    ids=["layer", "no bias", "layer wanted", "written to", "training", "unknown rank"],
+)
+def test_fold_batch_norm_of_images(old: str, new: str, folded: bool) -> None:
+    """Of a convolution that pads by itself, which torch.jit.freeze does not know."""
+    torch.manual_seed(0)
+    text = NORM_OF_IMAGES.replace(old, new, 1) if old else NORM_OF_IMAGES
+    assert not old or text != NORM_OF_IMAGES
+    graph = parsed(text)
+    for node in walk(graph):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
+            node.t_("value", torch.rand(node.t("value").shape) + 0.5)  # it was uninitialized
+    plain = graph.copy()
+    _C.run_pass("fold_batch_norm", graph)
+    torch._C._jit_pass_lint(graph)
+    assert ("aten::batch_norm" not in kinds(graph)) == folded
+    if folded:
+        x = torch.randn(3, 2, 7, 6)
+        want = torch._C._create_function_from_graph("plain", plain)(x)
+        got = torch._C._create_function_from_graph("f", graph)(x)
+        torch.testing.assert_close(got, want)
+
+
 # ---------------------------------------------------------------------------- sequences_as_images
 
 SEQUENCES = """

@@ -45,8 +45,23 @@ def test_softmax(case: str, dtype: torch.dtype, function: str) -> None:
     script, expected = to_script(m, [x]), m(x)
     for _ in range(4):
         assert script(x).stride() == expected.stride()
-    if has_own_kernels() and case != "turned":  # eager's result has its numbers side by side
+    if has_own_kernels():
         assert kernels_of(m, x) == ["llga_softmax"]
+
+
+@pytest.mark.usefixtures("all_threads")
+@FUNCTIONS
+@pytest.mark.parametrize(
+    "sizes", [(2, 21, 9, 7), (1, 70, 9, 15), (3, 2, 64, 65), (1, 5, 1, 200), (1, 3, 130, 1)]
+)
+def test_channels_last_to_planes(sizes: tuple[int, ...], function: str) -> None:
+    """Of a convolution's channels, in eager's order: a copy of our own, and softmax of planes."""
+    m = net(f"F.{function}(self.c(x), dim=1)", c=nn.Conv2d(8, sizes[1], 3, padding=1)).eval()
+    x = torch.randn(sizes[0], 8, *sizes[2:])
+    for threads in (1, 2, 7):
+        torch.set_num_threads(threads)
+        check(m, [x], fused=function)
+        assert kernels_of(m, x)[-1] == "llga_softmax" or not has_own_kernels()
 
 
 ROWS = {

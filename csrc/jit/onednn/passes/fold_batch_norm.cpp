@@ -1,5 +1,5 @@
-// A batch norm of a linear layer's rows becomes part of the layer's parameters, as torch.jit.freeze
-// does where nothing is between them (LeViT).
+// A batch norm becomes part of the parameters of what it reads, where torch.jit.freeze does not do
+// that: of a linear layer's rows (LeViT), or of a convolution that pads with mode "same" (EEGNet).
 //
 //   %2 : Tensor = aten::linear(%x, %weight, %bias)
 //   %3 : Tensor = aten::flatten(%2, 0, 1)
@@ -8,9 +8,15 @@
 // ->
 //   %5 : Tensor = aten::linear(%x, %scaled, %shifted)
 //
-// Only for constant parameters of float32, and where %2 has three dimensions (or as many as are
-// flattened, and one more), which what computes it has to prove: of others the norm's channels
-// would be another dimension. Each number is off by a rounding or two.
+//   %2 : Tensor = aten::_convolution_mode(%x, %weight, %bias, ..., %same, ...)
+//   %3 : Tensor = aten::batch_norm(%2, ...)
+// ->
+//   %2 : Tensor = aten::_convolution_mode(%x, %scaled, %shifted, ..., %same, ...)
+//
+// Only for constant parameters of float32, and where a layer's %2 has three dimensions (or as many
+// as are flattened, and one more), or a convolution's those of its weight, which what computes it
+// has to prove: of others the norm's channels would be another dimension. Each number is off by a
+// rounding or two.
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
@@ -30,8 +36,8 @@ namespace {
 namespace aten = torch::jit::aten;
 
 struct Folded {
-  Node* linear;
-  Node* flatten;
+  Node* layer;    // linear, or a convolution
+  Node* flatten;  // or null
   Node* norm;
   std::vector<Node*> unflattened;  // readers of the norm that give it the layer's sizes
   at::Tensor weight;
@@ -43,30 +49,33 @@ class Finder {
   explicit Finder(const GraphPtr& graph) : aliases_(graph) {}
 
   std::optional<Folded> find(Node* norm) {
-    auto* flatten = norm->input(0)->node();
-    if (flatten->kind() != aten::flatten || flatten->output()->uses().size() != 1) {
+    auto* read = norm->input(0)->node();
+    auto* flatten = read->kind() == aten::flatten ? read : nullptr;
+    if (flatten != nullptr && flatten->output()->uses().size() != 1) {
       return std::nullopt;
     }
-    auto* linear = flatten->input(0)->node();
-    if (linear->kind() != aten::linear || !becomesRows(flatten)) {
+    auto* layer = flatten != nullptr ? flatten->input(0)->node() : read;
+    const bool fits = flatten != nullptr ? layer->kind() == aten::linear && becomesRows(flatten)
+                                         : isConvolution(layer) && isOfItsWeightsRank(layer);
+    if (!fits) {
       return std::nullopt;
     }
-    Folded folded{linear, flatten, norm, {}, {}, {}};
-    for (const auto& use : linear->output()->uses()) {
+    Folded folded{layer, flatten, norm, {}, {}, {}};
+    for (const auto& use : layer->output()->uses()) {
       const auto kind = use.user->kind();
       const bool sizes = kind == aten::size || (kind == aten::reshape_as && use.offset == 1);
-      if (!sizes && use.user != flatten) {
+      if (!sizes && use.user != flatten && use.user != norm) {
         return std::nullopt;
       }
     }
     for (const auto& use : norm->output()->uses()) {
       if (use.user->kind() == aten::reshape_as && use.offset == 0 &&
-          use.user->input(1) == linear->output()) {
+          use.user->input(1) == layer->output()) {
         folded.unflattened.push_back(use.user);
       }
     }
     const bool written =
-        aliases_.hasWriters(linear->output()) || aliases_.hasWriters(norm->output());
+        aliases_.hasWriters(layer->output()) || aliases_.hasWriters(norm->output());
     return !written && fold(folded) ? std::optional(std::move(folded)) : std::nullopt;
   }
 
@@ -82,22 +91,32 @@ class Finder {
     return (*end < 0 ? *end + count : *end) == count - 2;
   }
 
+  // Not of an image without a batch.
+  bool isOfItsWeightsRank(const Node* convolution) {
+    const auto weight = constantTensor(convolution->input(1));
+    const auto rank = shapes_.rank(convolution->output());
+    return weight.defined() && rank && static_cast<int64_t>(*rank) == weight.dim();
+  }
+
   static bool fold(Folded& folded) {
-    const auto weight = constantTensor(folded.linear->input(1));
+    const auto weight = constantTensor(folded.layer->input(1));
     const auto affine = affineOf(folded.norm);
-    if (!affine || !weight.defined() || weight.scalar_type() != at::kFloat || weight.dim() != 2 ||
+    if (!affine || !weight.defined() || weight.scalar_type() != at::kFloat ||
+        (folded.flatten != nullptr && weight.dim() != 2) ||
         weight.size(0) != affine->scale.size(0)) {
       return false;
     }
     auto shift = affine->shift;
-    if (!folded.linear->input(2)->mustBeNone()) {
-      const auto bias = constantTensor(folded.linear->input(2));
+    if (!folded.layer->input(2)->mustBeNone()) {
+      const auto bias = constantTensor(folded.layer->input(2));
       if (!bias.defined() || bias.scalar_type() != at::kFloat || bias.sizes() != shift.sizes()) {
         return false;
       }
       shift = shift + bias.to(at::kDouble) * affine->scale;
     }
-    folded.weight = (weight.to(at::kDouble) * affine->scale.unsqueeze(1)).to(at::kFloat);
+    std::vector<int64_t> of_outputs(static_cast<size_t>(weight.dim()), 1);
+    of_outputs[0] = -1;
+    folded.weight = (weight.to(at::kDouble) * affine->scale.view(of_outputs)).to(at::kFloat);
     folded.bias = shift.to(at::kFloat);
     return folded.weight.isfinite().all().item<bool>() && folded.bias.isfinite().all().item<bool>();
   }
@@ -107,16 +126,17 @@ class Finder {
 };
 
 void apply(const Folded& folded) {
-  auto* graph = folded.linear->owningGraph();
+  auto* graph = folded.layer->owningGraph();
   {
-    const torch::jit::WithInsertPoint guard(folded.linear);
-    folded.linear->replaceInput(1, graph->insertConstant(folded.weight));
-    folded.linear->replaceInput(2, graph->insertConstant(folded.bias));
+    const torch::jit::WithInsertPoint guard(folded.layer);
+    folded.layer->replaceInput(1, graph->insertConstant(folded.weight));
+    folded.layer->replaceInput(2, graph->insertConstant(folded.bias));
   }
   for (auto* node : folded.unflattened) {
-    node->output()->replaceAllUsesWith(folded.linear->output());
+    node->output()->replaceAllUsesWith(folded.layer->output());
   }
-  folded.norm->output()->replaceAllUsesWith(folded.flatten->output());
+  auto* last = folded.flatten != nullptr ? folded.flatten : folded.layer;
+  folded.norm->output()->replaceAllUsesWith(last->output());
 }
 
 }  // namespace

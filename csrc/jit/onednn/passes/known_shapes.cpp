@@ -117,6 +117,10 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
   if (isBroadcasting(node)) {
     return broadcastRank(node);
   }
+  static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");
+  if (node->kind() == kConvolutionMode) {  // raises for images without a batch
+    return rank(node->input(1));
+  }
   switch (node->kind()) {
     case aten::view:
     case aten::reshape:

@@ -302,14 +302,22 @@ class PlanCompiler {
     const auto root_of = roots();
     std::unordered_set<size_t> reduced;   // by our own kernel, where oneDNN's is the reference
     std::unordered_set<size_t> products;  // by our own kernels, which have few functions behind
+    std::unordered_set<size_t> depthwise;
     for (const auto& op : ops) {
       const auto multiplied = linear({&op}, draft_.lowered, Way::usual);
+      const auto direct = directConvolution({&op}, draft_.lowered);
       if ((multiplied && !multiplied->if_narrow) || groupedConvolution({&op}, draft_.lowered) ||
-          directConvolution({&op}, draft_.lowered)) {
+          (direct && (direct->kernel.isSmall() || direct->kernel.isWide()))) {
         products.insert(op.outputs()[0].id);
       }
-      if (const auto from = op.inputs()[0].id; products.count(from) != 0 && isFunctionApart(op) &&
-                                               draft_.group_outputs.count(from) == 0) {
+      if (depthwiseConvolution({&op}, draft_.lowered)) {
+        depthwise.insert(op.outputs()[0].id);
+      }
+      const auto from = op.inputs()[0].id;
+      const bool apart_from_it =
+          products.count(from) != 0 ||
+          (depthwise.count(from) != 0 && op.kind() != OpKind::LeakyReLU);  // which that has
+      if (apart_from_it && isFunctionApart(op) && draft_.group_outputs.count(from) == 0) {
         found.insert(from);
       }
       if (reduction({&op})) {

@@ -52,9 +52,14 @@ bool DepthwiseConvolution::isSupported() const {
   const auto width = depthwise::kernels().width;
   const bool has_gaps = dilation[0] > 1 || dilation[1] > 1;
   const bool interleaved = multiplier >= 2 && multiplier <= 4;  // vector_loops has these
-  return (interleaved || (multiplier == 1 && (has_gaps || isLong()))) &&
-         (dilation[1] == 1 || stride == 1) && channels % width == 0 &&
-         depthwise::kernels().find(window[0], window[1], stride);
+  constexpr int64_t kSmall = 1 << 17;  // products that take less time than oneDNN's call does
+  const bool pays = has_gaps || isLong() || products() <= kSmall;
+  return (interleaved || (multiplier == 1 && pays)) && (dilation[1] == 1 || stride == 1) &&
+         channels % width == 0 && depthwise::kernels().find(window[0], window[1], stride);
+}
+
+int64_t DepthwiseConvolution::products() const {
+  return images * result_size[0] * result_size[1] * channels * multiplier * window[0] * window[1];
 }
 
 const char* DepthwiseConvolution::isa() { return Linear::kernels().name; }
@@ -163,7 +168,8 @@ void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
 
 void DepthwiseConvolution::run(const void* source, const float* weight, const float* bias,
                                void* result) const {
-  constexpr int64_t kMostRows = 8;  // rows of the image that two tasks read are widened twice
+  constexpr int64_t kMostRows = 8;      // rows of the image that two tasks read are widened twice
+  constexpr int64_t kForOne = 1 << 16;  // products that are not worth a second thread
   const auto chunk = isLong() ? kLongChunk : kChunk;
   const auto chunks = at::ceil_div(channels, chunk);
   const auto wanted = at::ceil_div(int64_t{2} * at::get_num_threads(), images * chunks);
@@ -180,20 +186,23 @@ void DepthwiseConvolution::run(const void* source, const float* weight, const fl
   const auto made = result_size[1] * most * multiplier * 2;
   const auto item = static_cast<int64_t>(narrow ? sizeof(Bfloat16) : sizeof(float));
   const auto bytes = (gathered + weights + made) * static_cast<int64_t>(sizeof(float));
-  forTasks(images * chunks * blocks * phases, bytes, [&](int64_t i, void* memory) {
-    const auto phase = i % phases;
-    i /= phases;
-    const auto image = i / (chunks * blocks);
-    const auto channel = i / blocks % chunks * chunk;
-    const auto row = result_size[0] * (i % blocks) / blocks;
-    const auto end = result_size[0] * (i % blocks + 1) / blocks;
-    const auto of_image = size[0] * size[1] * channels * item;
-    const auto of_result = result_size[0] * result_size[1] * channels * multiplier * item;
-    runTask({static_cast<const char*>(source) + image * of_image, weight, bias,
-             static_cast<char*>(result) + image * of_result, channel,
-             std::min(chunk, channels - channel), row, end - row, phase, phases},
-            static_cast<float*>(memory));
-  });
+  forTasks(
+      images * chunks * blocks * phases, bytes,
+      [&](int64_t i, void* memory) {
+        const auto phase = i % phases;
+        i /= phases;
+        const auto image = i / (chunks * blocks);
+        const auto channel = i / blocks % chunks * chunk;
+        const auto row = result_size[0] * (i % blocks) / blocks;
+        const auto end = result_size[0] * (i % blocks + 1) / blocks;
+        const auto of_image = size[0] * size[1] * channels * item;
+        const auto of_result = result_size[0] * result_size[1] * channels * multiplier * item;
+        runTask({static_cast<const char*>(source) + image * of_image, weight, bias,
+                 static_cast<char*>(result) + image * of_result, channel,
+                 std::min(chunk, channels - channel), row, end - row, phase, phases},
+                static_cast<float*>(memory));
+      },
+      std::max<int64_t>(1, products() / kForOne));
 }
 
 }  // namespace llga

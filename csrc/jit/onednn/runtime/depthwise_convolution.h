@@ -1,7 +1,7 @@
 // A depthwise convolution of channels-last images that makes several channels of each one (Keras'
 // depth multiplier; FastViT, MobileCLIP, where they halve the image), or whose window has gaps
-// (dilation: networks for sound, segmentation) or is one long row (QuartzNet, Conformer), and maybe
-// ReLU or its like.
+// (dilation: networks for sound, segmentation) or is one long row (QuartzNet, Conformer), or that
+// is small, and maybe ReLU or its like.
 //
 // oneDNN's depthwise kernels make one channel of each; for more it has those for groups, which
 // compute one group after the other, vectors of which are nearly empty: 10 times as long. So it
@@ -51,6 +51,7 @@ struct DepthwiseConvolution {
   bool isLong() const { return depthwise::isLong(window[0], window[1]); }
   bool isGathered() const { return narrow || isLong(); }
   int64_t reach() const { return (window[0] - 1) * dilation[0] + 1; }  // rows under a window
+  int64_t products() const;
   void runTask(const Task& task, float* memory) const;
   void runRow(depthwise::Row row, const Task& task) const;
 };

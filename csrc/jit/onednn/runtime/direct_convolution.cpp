@@ -7,6 +7,7 @@
 
 #include "jit/onednn/runtime/image_rows.h"
 #include "jit/onednn/runtime/shares.h"
+#include "jit/onednn/runtime/transposition.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -63,12 +64,6 @@ int64_t rowsAtOnce(const DirectConvolution& c) {
 int64_t weightsOf(const DirectConvolution& c) {
   const auto width = Linear::kernels().panel / 2;  // of a vector
   return c.matrix().inputs * at::round_up(c.outputs, width);
-}
-
-// Beyond, oneDNN's kernels are as fast or faster, but for few planes.
-bool isSmall(const DirectConvolution& c) {
-  constexpr int64_t kMostProducts = 1 << 20;
-  return c.images * c.result_size[0] * c.result_size[1] * weightsOf(c) <= kMostProducts;
 }
 
 // Computes rows of the result of one image, or some columns of one row.
@@ -159,8 +154,13 @@ bool DirectConvolution::pays() const {
   const bool slow = silu || at::get_num_threads() > 1;
   const bool planes =
       inputs > 1 && inputs <= ImageRows::kFewPlanes && weights <= kMostOfPlanes && slow;
-  return (planes || isSmall(*this)) && weights <= kMostWeights &&
+  return (planes || isSmall()) && weights <= kMostWeights &&
          copiedFor(*this, result_size[1]) <= kCopied;
+}
+
+bool DirectConvolution::isSmall() const {
+  constexpr int64_t kMostProducts = 1 << 20;
+  return images * result_size[0] * result_size[1] * weightsOf(*this) <= kMostProducts;
 }
 
 bool DirectConvolution::isWide() const {
@@ -170,7 +170,7 @@ bool DirectConvolution::isWide() const {
 
 bool DirectConvolution::fits() const {
   const auto columns = isWide() ? std::min(result_size[1], kFewestColumns) : result_size[1];
-  return isChannelsLast() || ((isWide() || isSmall(*this)) && columns * outputs <= kResults);
+  return isChannelsLast() || ((isWide() || isSmall()) && columns * outputs <= kResults);
 }
 
 Linear DirectConvolution::matrix() const {

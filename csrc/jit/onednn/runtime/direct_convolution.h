@@ -45,6 +45,9 @@ struct DirectConvolution {
   // Whether it is expected to be faster than oneDNN's kernels: the work is small, or the channels
   // are few.
   bool pays() const;
+  // Whether a call of oneDNN takes longer than the arithmetic. Beyond, its kernels are as fast or
+  // faster, but for few planes.
+  bool isSmall() const;
   // Whether few channels meet a window that oneDNN has no kernel for on AVX2: it writes down what
   // is under each window, and multiplies that.
   bool isWide() const;

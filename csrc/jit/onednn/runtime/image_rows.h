@@ -22,8 +22,4 @@ struct ImageRows {
   void copy(const float* image, int64_t top, int64_t rows, float* to) const;
 };
 
-// (row, column) to (column, row); the strides are from row to row, and from column to column.
-void transpose(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
-               int64_t to_stride);
-
 }  // namespace llga

@@ -11,9 +11,9 @@
 
 #include "jit/onednn/runtime/arena.h"
 #include "jit/onednn/runtime/gemv.h"
-#include "jit/onednn/runtime/image_rows.h"
 #include "jit/onednn/runtime/linear.h"
 #include "jit/onednn/runtime/shares.h"
+#include "jit/onednn/runtime/transposition.h"
 
 namespace llga {
 namespace {

@@ -29,6 +29,7 @@
 #include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 #include "jit/onednn/runtime/softmax.h"
+#include "jit/onednn/runtime/transposition.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -819,15 +820,23 @@ class OwnSteps {
                              ? wanted.get_strides()
                              : at::infer_dense_strides(sizes, from.get_strides());
     const auto axis = op->get_attr<int64_t>(Attr::axis);
-    auto kernel = SoftmaxAcross::of(data.dtype, sizes,
-                                    static_cast<size_t>(axis < 0 ? axis + data.rank() : axis),
-                                    from.get_strides(), canonicalStrides(sizes, strides));
-    if (!kernel) {
-      return false;
+    const auto kernelFor = [&](const Shape& source_strides) {
+      return SoftmaxAcross::of(data.dtype, sizes,
+                               static_cast<size_t>(axis < 0 ? axis + data.rank() : axis),
+                               source_strides, canonicalStrides(sizes, strides));
+    };
+    auto kernel = kernelFor(from.get_strides());
+    std::pair<Slot, Layout> source{*draft_.knownSlot(data.id), from};
+    if (!kernel) {  // channels last to planes: oneDNN has its reference kernel for that
+      kernel = kernelFor(strides);
+      if (!kernel) {
+        return false;
+      }
+      source = copied(source, strided(data.id, data.dtype, sizes, strides), data.dtype);
     }
     kernel->logarithm = op->kind() == OpKind::LogSoftmax;
     Plan::Step step;
-    bindData(step, data);
+    step.inputs.push_back(source);
     draft_.addResult(step, strided(result.id, result.dtype, sizes, strides));
     step.kernel = {[kernel = *kernel](auto from, auto to) { kernel.run(from[0], to[0]); },
                    "softmax", "llga_softmax"};
@@ -1401,6 +1410,15 @@ class OwnSteps {
   }
 
   static Plan::Kernel copyBetween(const Layout& from, const Layout& to, at::ScalarType type) {
+    if (const auto transposition =
+            Transposition::of(from.get_dims(), from.get_strides(), to.get_strides());
+        transposition && c10::elementSize(type) == sizeof(float)) {
+      return {[transposition = *transposition](auto source, auto results) {
+                transposition.run(static_cast<const float*>(source[0]),
+                                  static_cast<float*>(results[0]));
+              },
+              "reorder", "llga_copy"};
+    }
     const auto dtype = c10::isQIntType(type) ? c10::toUnderlying(type) : type;  // as plain numbers
     return {[dtype, sizes = from.get_dims(), strides = from.get_strides(),
              result_strides = to.get_strides()](auto source, auto results) {

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "jit/onednn/runtime/bfloat16.h"
-#include "jit/onednn/runtime/image_rows.h"
+#include "jit/onednn/runtime/transposition.h"
 
 namespace llga {
 namespace {

@@ -30,14 +30,18 @@ void forTasksOf(int64_t tasks, int64_t bytes, const Make& make,
 
 // Calls task(i, memory) for each i in [0, tasks).
 template <typename Task>
-void forTasks(int64_t tasks, int64_t bytes, const Task& task) {
-  forTasksOf(tasks, bytes, [&](void* memory) {
-    return [&task, memory](int64_t first, int64_t last) {
-      for (; first < last; ++first) {
-        task(first, memory);
-      }
-    };
-  });
+void forTasks(int64_t tasks, int64_t bytes, const Task& task,
+              int64_t most = std::numeric_limits<int64_t>::max()) {
+  forTasksOf(
+      tasks, bytes,
+      [&](void* memory) {
+        return [&task, memory](int64_t first, int64_t last) {
+          for (; first < last; ++first) {
+            task(first, memory);
+          }
+        };
+      },
+      most);
 }
 
 }  // namespace llga
