@@ -2208,6 +2208,10 @@ _HF: dict[str, _Kind] = {
         intermediate_size=3072,
         num_hidden_layers=4,
     ),
+    "ast": _Kind(
+        *("ASTConfig", "ASTModel", {**_FOUR, "max_length": 256}),
+        {"input_values": _normal(256, 128)},
+    ),
     "bart": _both(
         "BartModel",
         50265,
@@ -2218,6 +2222,7 @@ _HF: dict[str, _Kind] = {
     "beit": _vision("BeitModel", **_FOUR, use_relative_position_bias=True),
     "bert": _text("BertModel", 30522),
     "bigbird": _text("BigBirdModel", 50358, attention_type="original_full", **_FOUR),
+    "bit": _vision("BitModel"),
     "blenderbot": _both(
         *("BlenderbotModel", 8008),
         encoder_layers=2,
@@ -2232,11 +2237,16 @@ _HF: dict[str, _Kind] = {
     "bloom": _decoder("BloomModel", hidden_size=512, n_layer=4, n_head=8),
     "camembert": _text("CamembertModel", 30522, **_FOUR),
     "canine": _text("CanineModel", 1000, num_hidden_layers=4),
+    "clip": _Kind(
+        *("CLIPConfig", "CLIPModel", {"text_config": {**_FOUR}, "vision_config": {**_FOUR}}),
+        {"input_ids": _ids(49406, 77), "pixel_values": _image(3, 224, 224)},
+    ),
     "clip_text": _Kind(
         *("CLIPTextConfig", "CLIPTextModel", {**_FOUR}),
         {"input_ids": _ids(49406, 77), "attention_mask": _ones(77)},
     ),
     "clip_vision": _vision("CLIPVisionModel", num_hidden_layers=4),
+    "cohere": _decoder("CohereModel", **_SMALL),
     "convbert": _text("ConvBertModel", 30522, **_FOUR),
     "convnextv2": _vision("ConvNextV2Model", hidden_sizes=[48, 96, 192, 384]),
     "cvt": _vision("CvtModel", embed_dim=[64, 192, 384], depth=[1, 2, 4]),
@@ -2258,14 +2268,31 @@ _HF: dict[str, _Kind] = {
         norm_rel_ebd="layer_norm",
     ),
     "deit": _vision("DeiTModel", **_FOUR),
+    "detr": _Kind(
+        "DetrConfig",
+        "DetrModel",
+        {"use_timm_backbone": False, "backbone": None, "encoder_layers": 3, "decoder_layers": 3},
+        {"pixel_values": _image(3, 320, 320)},
+    ),
     "dinov2": _vision("Dinov2Model", **_FOUR, image_size=224),
+    "dinov3": _vision("DINOv3ViTModel", **{**_FOUR, "hidden_size": 384, "num_attention_heads": 6}),
     "distilbert": _text("DistilBertModel", 30522),
+    "dpt": _vision(
+        *("DPTForDepthEstimation", 224), **_FOUR, backbone_out_indices=[0, 1, 2, 3], image_size=224
+    )._replace(config="DPTConfig"),
     "electra": _text("ElectraModel", 30522),
+    "esm": _text(
+        *("EsmModel", 33), vocab_size=33, pad_token_id=1, position_embedding_type="rotary", **_FOUR
+    ),
     "falcon": _decoder("FalconModel", hidden_size=512, num_hidden_layers=4, num_attention_heads=8),
     "fnet": _Kind(
         "FNetConfig", "FNetModel", {**_FOUR, "vocab_size": 32000}, {"input_ids": _ids(32000, 128)}
     ),
+    "focalnet": _vision("FocalNetModel", depths=[2, 2, 2, 2]),
     "funnel": _text("FunnelModel", 30522, block_sizes=[2, 2, 2]),
+    "gemma": _decoder("GemmaModel", **_SMALL, num_key_value_heads=1, head_dim=64),
+    "gemma3": _decoder("Gemma3TextModel", **_SMALL, num_key_value_heads=4, head_dim=64),
+    "glpn": _vision("GLPNForDepthEstimation")._replace(config="GLPNConfig"),
     "gpt2": _text("GPT2Model", 50257, n_layer=6),
     "gpt_neo": _decoder(
         *("GPTNeoModel", 32000),
@@ -2276,42 +2303,70 @@ _HF: dict[str, _Kind] = {
     ),
     "gpt_neox": _decoder("GPTNeoXModel", **{**_SMALL, "intermediate_size": 2048}),
     "gptj": _decoder("GPTJModel", n_embd=512, n_layer=4, n_head=8, rotary_dim=64),
+    "hiera": _vision("HieraModel", depths=[1, 2, 2, 2]),
+    "hubert": _Kind("HubertConfig", "HubertModel", {**_FOUR}, {"input_values": _normal(16000)}),
     "layoutlm": _Kind(
         *("LayoutLMConfig", "LayoutLMModel", {**_FOUR}),
         {"input_ids": _ids(30522, 128), "bbox": _ids(1, 128, 4)},
     ),
+    "levit": _vision("LevitModel"),
     "llama": _decoder("LlamaModel", **_SMALL),
-    "mistral": _decoder("MistralModel", **_SMALL, num_key_value_heads=4),
+    "longformer": _text("LongformerModel", 50265, attention_window=64, **_FOUR),
+    "mamba": _decoder("MambaModel", hidden_size=512, num_hidden_layers=4),
     "minilm": _text(
         *("BertModel", 30522),
         hidden_size=384,
         num_attention_heads=12,
         intermediate_size=1536,
     ),
+    "mistral": _decoder("MistralModel", **_SMALL, num_key_value_heads=4),
     "mobilebert": _text("MobileBertModel", 30522, num_hidden_layers=12),
     "mobilevit": _vision("MobileViTModel", 256),
+    "modernbert": _text("ModernBertModel", 50368, **_FOUR),
+    "moonshine": _Kind(
+        *("MoonshineConfig", "MoonshineModel"),
+        {"encoder_num_hidden_layers": 4, "decoder_num_hidden_layers": 4},
+        {"input_values": _normal(16000), "decoder_input_ids": _ids(30000, 16)},
+    ),
     "mpnet": _text("MPNetModel", 30527, **_FOUR),
     "mt5": _both("MT5Model", 32000, **_T5, vocab_size=32000, d_ff=1024, num_heads=6)._replace(
         calibrated=False
     ),
+    "nystromformer": _text("NystromformerModel", 30000, **_FOUR),
     "opt": _decoder(
         "OPTModel",
         32000,
         **{**_FOUR, "hidden_size": 512, "ffn_dim": 2048, "num_attention_heads": 8},
         word_embed_proj_dim=512,
     ),
+    "patchtst": _Kind(
+        *("PatchTSTConfig", "PatchTSTModel"),
+        {"num_input_channels": 7, "context_length": 512, "patch_length": 16, "patch_stride": 8},
+        {"past_values": _normal(512, 7)},
+    ),
     "phi": _decoder("PhiModel", **{**_SMALL, "intermediate_size": 2048}),
+    "poolformer": _vision("PoolFormerModel"),
     "pvt": _vision("PvtModel"),
+    "pvt_v2": _vision("PvtV2Model"),
     "qwen2": _decoder("Qwen2Model", **_SMALL, num_key_value_heads=2),
+    "qwen3": _decoder("Qwen3Model", **_SMALL, num_key_value_heads=2, head_dim=64),
     "roberta": _text("RobertaModel", 50265, **_FOUR),
+    "roformer": _text("RoFormerModel", 30522, vocab_size=30522, **_FOUR),
     "segformer": _vision("SegformerModel"),
+    "siglip_vision": _vision("SiglipVisionModel", **_FOUR),
     "squeezebert": _text("SqueezeBertModel", 30522, **_FOUR),
+    "swin2sr": _vision("Swin2SRModel", 64, depths=[2, 2], num_heads=[6, 6]),
     "swinv2": _vision("Swinv2Model", depths=[2, 2, 2, 2]),
     "t5": _both("T5Model", 32000, **_T5, vocab_size=32000)._replace(calibrated=False),
     "vit": _vision("ViTModel", **_FOUR),
+    "vivit": _Kind(
+        *("VivitConfig", "VivitModel", {**_FOUR, "num_frames": 8}),
+        {"pixel_values": _normal(8, 3, 224, 224)},
+    ),
     "wav2vec2": _Kind(
         "Wav2Vec2Config", "Wav2Vec2Model", {**_FOUR}, {"input_values": _normal(16000)}
     ),
+    "wavlm": _Kind("WavLMConfig", "WavLMModel", {**_FOUR}, {"input_values": _normal(16000)}),
     "whisper": _Kind(
         *("WhisperConfig", "WhisperModel"),
         {"max_source_positions": 250},  # 5 seconds, not 30

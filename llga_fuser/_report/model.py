@@ -346,9 +346,7 @@ class Group:
 
     @property
     def main(self) -> Primitive | None:
-        """The kernel that computes: the first convolution or matrix product, else the first that is
-        no reorder; None if there are none.
-        """
+        """The first convolution or product, else the first that is no reorder; None without any."""
         computing = [p for p in self.primitives if p.kind != "reorder"]
         products = [p for p in computing if p.kind in _PRODUCTS]
         return next(iter(products or computing or self.primitives), None)
