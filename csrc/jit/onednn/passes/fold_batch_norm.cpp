@@ -55,8 +55,9 @@ class Finder {
       return std::nullopt;
     }
     auto* layer = flatten != nullptr ? flatten->input(0)->node() : read;
-    const bool fits = flatten != nullptr ? layer->kind() == aten::linear && becomesRows(flatten)
-                                         : isConvolution(layer) && isOfItsWeightsRank(layer);
+    const bool fits = flatten != nullptr
+                          ? layer->kind() == aten::linear && becomesRows(flatten)
+                          : layer->kind() == aten::_convolution_mode && isOfItsWeightsRank(layer);
     if (!fits) {
       return std::nullopt;
     }

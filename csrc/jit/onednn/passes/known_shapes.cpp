@@ -117,10 +117,6 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
   if (isBroadcasting(node)) {
     return broadcastRank(node);
   }
-  static const auto kConvolutionMode = Symbol::fromQualString("aten::_convolution_mode");
-  if (node->kind() == kConvolutionMode) {  // raises for images without a batch
-    return rank(node->input(1));
-  }
   switch (node->kind()) {
     case aten::view:
     case aten::reshape:
@@ -162,6 +158,7 @@ std::optional<size_t> KnownShapes::findRank(const Value* value) {
       return pieces ? rank(split->input(0)) : std::nullopt;
     }
     case aten::_convolution:
+    case aten::_convolution_mode:
     case aten::convolution: {  // raise for images without a batch
       const auto known = rank(node->input(1));
       return known ? known : rank(node->input(0));

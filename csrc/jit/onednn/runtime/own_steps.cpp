@@ -626,7 +626,8 @@ class OwnSteps {
     const auto& [data, result] = std::tie(found->data, found->result);
     const auto images = draft_.inputLayout(data.id);
     const auto weight = draft_.constantTensor(found->weight.id);
-    if (!isContiguous(images) || isChannelsLast(images, data) ||
+    constexpr int64_t kMostWeights = 1 << 18;  // that stay in a cache while each panel meets them
+    if (weight.numel() > kMostWeights || !isContiguous(images) || isChannelsLast(images, data) ||
         !isContiguous(draft_.outputLayout(result.id)) ||
         (found->addend && !isContiguous(draft_.inputLayout(found->addend->id))) ||
         findReleasable(weight) != nullptr) {
