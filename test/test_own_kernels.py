@@ -802,6 +802,17 @@ DIRECT = {
 }
 
 
+def images(size: tuple[int, ...], layout: str) -> Tensor:
+    """Random ones: contiguous, channels_last, transposed, or with gaps between their columns."""
+    if layout == "transposed":
+        return torch.randn(size[1], size[0], size[3], size[2]).permute(1, 0, 3, 2)
+    x = torch.randn(*size[:3], 2 * size[3])[..., ::2]
+    if layout == "gaps":
+        return x
+    last = layout == "channels_last"
+    return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
 def is_direct(name: str) -> bool:
     return name.startswith("llga_direct:")
 
@@ -817,14 +828,8 @@ def direct(case: str) -> nn.Module:
 @pytest.mark.parametrize("case", DIRECT)
 def test_small_convolution(case: str, layout: str) -> None:
     """oneDNN's call would take longer than the arithmetic."""
-    m, size = direct(case), DIRECT[case].size
-    x = torch.randn(*size[:3], 2 * size[3])[..., ::2]
-    if layout == "transposed":
-        x = torch.randn(size[1], size[0], size[3], size[2]).permute(1, 0, 3, 2)
-    elif layout != "gaps":
-        last = layout == "channels_last"
-        form = torch.channels_last if last else torch.contiguous_format
-        x = x.contiguous(memory_format=form)
+    m = direct(case)
+    x = images(DIRECT[case].size, layout)
     check(m, [x], groups=1, fused="_convolution")
     if layout == "channels_last" or "x" not in DIRECT[case].code.replace("self.c(x)", ""):
         owns = DIRECT[case].own and has_own_kernels()
@@ -875,10 +880,7 @@ def test_convolution_of_large_planes(case: str, layout: str) -> None:
     c = LARGE_PLANES[case]
     conv = nn.Conv2d(c.size[1], c.outputs, c.window, c.stride, c.padding, bias=c.bias)
     m = net(f"self.d({c.code})", c=conv, d=nn.Conv2d(c.outputs, 16, 1)).eval()
-    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
-    if layout != "gaps":
-        last = layout == "channels_last"
-        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    x = images(c.size, layout)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         check(m, [x], groups=2, fused="_convolution")
@@ -910,10 +912,7 @@ def test_convolution_of_few_planes_by_a_wide_window(case: str, layout: str) -> N
     """oneDNN writes down what is under each window, without AVX-512."""
     c = WIDE[case]
     window = nn.Conv2d(c.size[1], c.outputs, c.window, c.stride, c.padding, bias=c.bias)
-    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
-    if layout != "gaps":
-        last = layout == "channels_last"
-        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    x = images(c.size, layout)
     for code in (c.code, f"self.d({c.code})"):  # in the input's order, and in any
         parts = {"c": window, "d": nn.Conv2d(c.outputs, 8, 1), "e": nn.Conv2d(1, 16, 1)}
         m = net(code, **{name: part for name, part in parts.items() if f"self.{name}(" in code})
@@ -2642,19 +2641,23 @@ def test_pointwise_convolution_of_planes(
 @pytest.mark.parametrize("outputs", [1, 3, 41])
 def test_pointwise_convolution_of_planes_to_more_or_fewer(outputs: int) -> None:
     m = net("self.c(x)", c=nn.Conv2d(24, outputs, 1)).eval()
-    check(m, [torch.randn(2, 24, 9, 6)])
-    check(m, [torch.randn(2, 24, 9, 6)], memory_format=torch.channels_last)
-    check(m, [torch.randn(2, 24, 9, 12)[..., ::2]])
-    check(m, [torch.randn(24, 9, 6)], fallbacks=True)  # without a batch
+    x = torch.randn(2, 24, 31, 33)
+    check(m, [x])
+    assert ("llga_gemm:avx2" in kernels_of(m, x)) == has_avx2_kernels()
+    for small in (x, x[..., :9, :6].contiguous()):
+        check(m, [small], memory_format=torch.channels_last)
+        check(m, [small[..., ::2]])
+        check(m, [small[0]], fallbacks=True)  # without a batch
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
 def test_pointwise_convolution_of_planes_with_special_values(value: float) -> None:
     m = net("F.relu(self.c(x))", c=nn.Conv2d(24, 17, 1)).eval()
-    x = torch.randn(2, 24, 5, 7)
+    x = torch.randn(2, 24, 31, 33)
     script = to_script(m, [x])
     with torch.no_grad():
-        for place in ((0, 0, 0, 0), (1, 23, 4, 6)):
+        assert ("llga_gemm:avx2" in kernels_of(script, x)) == has_avx2_kernels()
+        for place in ((0, 0, 0, 0), (1, 23, 30, 32)):
             kept = x[place].item()
             x[place] = value
             for _ in range(3):
@@ -3318,10 +3321,7 @@ def test_first_convolutions(case: str, layout: str) -> None:
         e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
         f=nn.Conv2d(c.outputs or c.channels, 8, 3),
     ).eval()
-    x = torch.randn(*c.size[:3], 2 * c.size[3])[..., ::2]
-    if layout != "gaps":
-        last = layout == "channels_last"
-        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    x = images(c.size, layout)
     check(m, [x], groups=2 if c.own else None, fused="_convolution")
     found = kernels_of(m, x)
     with torch.no_grad():

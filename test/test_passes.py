@@ -2704,6 +2704,23 @@ def test_restore_linear(old: str, new: str, restored: bool) -> None:
         torch.testing.assert_close(got, want)
 
 
+def check_fold(text: str, x: Tensor, folded: bool) -> None:
+    """Whether fold_batch_norm leaves no batch norm, and what it computes then of x."""
+    torch.manual_seed(0)
+    graph = parsed(text)
+    for node in walk(graph):
+        if node.hasAttribute("value") and node.kindOf("value") == "t":
+            node.t_("value", torch.rand(node.t("value").shape) + 0.5)  # it was uninitialized
+    plain = graph.copy()
+    _C.run_pass("fold_batch_norm", graph)
+    torch._C._jit_pass_lint(graph)
+    assert ("aten::batch_norm" not in kinds(graph)) == folded
+    if folded:
+        want = torch._C._create_function_from_graph("plain", plain)(x)
+        got = torch._C._create_function_from_graph("f", graph)(x)
+        torch.testing.assert_close(got, want)
+
+
 NORM = """
 graph(%i : Tensor):
   %t : Float(3, 6, strides=[6, 1], device=cpu) = prim::Constant[value=<Tensor>]()
@@ -2770,22 +2787,9 @@ graph(%i : Tensor):
 )
 def test_fold_batch_norm(old: str, new: str, folded: bool) -> None:
     """A batch norm of a linear layer's rows becomes part of the layer, where it is one for sure."""
-    torch.manual_seed(0)
     text = NORM.replace(old, new, 1) if old else NORM
     assert not old or text != NORM
-    graph = parsed(text)
-    for node in walk(graph):
-        if node.hasAttribute("value") and node.kindOf("value") == "t":
-            node.t_("value", torch.rand(node.t("value").shape) + 0.5)  # it was uninitialized
-    plain = graph.copy()
-    _C.run_pass("fold_batch_norm", graph)
-    torch._C._jit_pass_lint(graph)
-    assert ("aten::batch_norm" not in kinds(graph)) == folded
-    if folded:
-        x = torch.randn(2, 4, 6)
-        want = torch._C._create_function_from_graph("plain", plain)(x)
-        got = torch._C._create_function_from_graph("f", graph)(x)
-        torch.testing.assert_close(got, want)
+    check_fold(text, torch.randn(2, 4, 6), folded)
 
 
 NORM_OF_IMAGES = """
@@ -2822,22 +2826,9 @@ graph(%x : Tensor):
 )
 def test_fold_batch_norm_of_images(old: str, new: str, folded: bool) -> None:
     """Of a convolution that pads by itself, which torch.jit.freeze does not know."""
-    torch.manual_seed(0)
     text = NORM_OF_IMAGES.replace(old, new, 1) if old else NORM_OF_IMAGES
     assert not old or text != NORM_OF_IMAGES
-    graph = parsed(text)
-    for node in walk(graph):
-        if node.hasAttribute("value") and node.kindOf("value") == "t":
-            node.t_("value", torch.rand(node.t("value").shape) + 0.5)  # it was uninitialized
-    plain = graph.copy()
-    _C.run_pass("fold_batch_norm", graph)
-    torch._C._jit_pass_lint(graph)
-    assert ("aten::batch_norm" not in kinds(graph)) == folded
-    if folded:
-        x = torch.randn(3, 2, 7, 6)
-        want = torch._C._create_function_from_graph("plain", plain)(x)
-        got = torch._C._create_function_from_graph("f", graph)(x)
-        torch.testing.assert_close(got, want)
+    check_fold(text, torch.randn(3, 2, 7, 6), folded)
 
 
 # ---------------------------------------------------------------------------- sequences_as_images
@@ -4013,7 +4004,7 @@ graph(%x : Float(1, 4, 8, 8, strides=[256, 64, 8, 1], requires_grad=0, device=cp
                     "(1, 4, 8, 8, strides=[256, 1, 32, 4], r",
                 )
             ],
-            1,
+            True,
         ),
         ([("4, 4, 1, 1, strides=[4, 1, 1, 1]", "4, 4, 3, 3, strides=[36, 9, 3, 1]"), PADDED], True),
     ],
