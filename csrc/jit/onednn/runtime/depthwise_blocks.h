@@ -27,6 +27,7 @@ struct RowOf {
   Rectifier rectifier;
   int64_t stride = 0;   // of a volume, or a long window: from window to window
   int64_t columns = 0;  // of a long window
+  float slope = 1;      // of what is not above 0
 };
 using Row = RowOf<float>;
 

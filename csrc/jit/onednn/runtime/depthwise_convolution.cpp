@@ -86,11 +86,6 @@ void DepthwiseConvolution::runRow(depthwise::Row row, const Task& task) const {
     row.result = all.result + x * all.result_stride;
     row.result_width = at::ceil_div(result_size[1] - x, apart);
     run_row(row);
-    auto* pixel = row.result;
-    for (int64_t i = 0; slope != 1 && i < row.result_width; ++i, pixel += row.result_stride) {
-      std::transform(pixel, pixel + row.channels, pixel,
-                     [this](float number) { return number > 0 ? number : number * slope; });
-    }
   }
 }
 
@@ -132,9 +127,9 @@ void DepthwiseConvolution::runTask(const Task& task, float* memory) const {
   auto* pixels = memory + multiplier * part;
   for (auto y = task.row; y < task.row + task.rows; ++y) {
     const auto at = y * width * all + task.first_channel * multiplier;
-    depthwise::Row row{{},      size[1],  pixel_stride,  task.channels, nullptr,    weight_stride,
-                       nullptr, nullptr,  task.channels, width,         padding[1], rectifier,
-                       stride,  window[1]};
+    depthwise::Row row{{},      size[1],   pixel_stride,  task.channels, nullptr,    weight_stride,
+                       nullptr, nullptr,   task.channels, width,         padding[1], rectifier,
+                       stride,  window[1], slope};
     for (int64_t k = 0; k < window[0]; ++k) {
       const auto from = y * stride - padding[0] + k * dilation[0];
       const bool inside = from >= 0 && from < size[0];

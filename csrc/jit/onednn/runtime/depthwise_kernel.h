@@ -28,6 +28,25 @@ struct Window {
   }
 };
 
+// What follows the sums.
+template <int pixels, int vectors, typename T>
+LLGA_VECTOR_INLINE void activate(V (&sums)[pixels][vectors], const RowOf<T>& row) {
+  rectify(sums, row.rectifier);
+  if (row.slope == 1) {
+    return;
+  }
+  const auto slope = Simd::broadcast(row.slope);
+  const auto zero = Simd::zero();
+#pragma GCC unroll 8
+  for (int p = 0; p < pixels; ++p) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      const auto x = sums[p][v];
+      sums[p][v] = x > zero ? x : x * slope;  // NaN stays NaN
+    }
+  }
+}
+
 // `pixels` of the result from `x` on, `vectors` of channels from `c` on, by the columns of the
 // window in [first, last).
 template <typename W, int pixels, int vectors, typename T>
@@ -66,7 +85,7 @@ void compute(const RowOf<T>& row, int64_t c, int64_t x, int64_t first, int64_t l
       }
     }
   }
-  rectify(sums, row.rectifier);
+  activate(sums, row);
   const auto stride_to = row.result_stride;
   auto* to = row.result + x * stride_to + c;
 #pragma GCC unroll 8
@@ -196,7 +215,7 @@ void computeLong(const Row& row, int64_t c, int64_t x) {
     add(begin, least(first, end));
     add(most(last, begin), end);
   }
-  rectify(sums, row.rectifier);
+  activate(sums, row);
   auto* to = row.result + x * row.result_stride + c;
 #pragma GCC unroll 8
   for (int p = 0; p < pixels; ++p, to += row.result_stride) {

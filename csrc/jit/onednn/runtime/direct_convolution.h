@@ -48,8 +48,8 @@ struct DirectConvolution {
   // Whether a call of oneDNN takes longer than the arithmetic. Beyond, its kernels are as fast or
   // faster, but for few planes.
   bool isSmall() const;
-  // Whether few channels meet a window that oneDNN has no kernel for on AVX2: it writes down what
-  // is under each window, and multiplies that.
+  // Whether few channels meet a wide window. oneDNN has no kernel for that on AVX2: it writes down
+  // what is under each window, and multiplies that.
   bool isWide() const;
   // Whether results do that lie this way. run() needs it.
   bool fits() const;

@@ -307,6 +307,21 @@ std::optional<Shape> movedStrides(const OpSpec& op, const Operand& value, const 
   return std::nullopt;
 }
 
+// Whether it is expected to be faster than oneDNN's kernel, where that is no small work.
+bool paysWide(const DirectConvolution& kernel) {
+  // oneDNN's kernels for AVX-512 are as fast or faster over one plane, but over single rows or by
+  // windows much wider than a vector.
+  constexpr int64_t kWidest = 16;
+  return kernel.isWide() && (ownAvx2Kernels() || kernel.inputs > 1 || kernel.window[0] == 1 ||
+                             kernel.window[1] >= kWidest);
+}
+
+constexpr int64_t kMostProducts = 1 << 28;  // of two matrices: of more, oneDNN's gemm is as fast
+
+int64_t productsOf(const MatrixProduct& p) {
+  return c10::multiply_integers(p.sizes) * p.rows * p.inputs * p.outputs;
+}
+
 // Whether a product of float32 is expected to be faster than oneDNN's.
 bool paysGemm(int64_t rows, int64_t inputs, int64_t outputs, bool image) {
   if (ownAvx2Kernels()) {
@@ -703,8 +718,7 @@ std::optional<AddedConvolution<DirectConvolution>> directConvolution(const Ops& 
                                  (*weight.sizes)[0],
                                  behind->rectifier,
                                  behind->silu};
-  const bool pays =
-      kernel.isSupported() && (kernel.pays() || (ownAvx2Kernels() && kernel.isWide()));
+  const bool pays = kernel.isSupported() && (kernel.pays() || paysWide(kernel));
   return pays ? std::optional(AddedConvolution<DirectConvolution>{kernel, behind->addend})
               : std::nullopt;
 }
@@ -907,11 +921,28 @@ std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph) {
 
 bool paysProduct(const MatrixProduct& arranged) {
   constexpr int64_t kFewestInputs = 8;  // that are multiplied before the next panel is needed
-  constexpr int64_t kMost = 1 << 28;    // products: of more, oneDNN's gemm is as fast
   const auto& p = arranged;
-  return p.isVectorByRows() ||
-         (ownAvx2Kernels() && p.inputs >= kFewestInputs &&
-          c10::multiply_integers(p.sizes) * p.rows * p.inputs * p.outputs <= kMost);
+  if (p.isVectorByRows()) {
+    return true;
+  }
+  if (p.inputs < kFewestInputs || productsOf(p) > kMostProducts) {
+    return false;
+  }
+  // oneDNN's kernels for AVX-512 are as fast or faster for all but small results, and few rows that
+  // meet a matrix where it lies.
+  constexpr int64_t kSmall = 1 << 11;
+  constexpr int64_t kSmallAlone = 1 << 12;
+  const bool alone = c10::multiply_integers(p.sizes) == 1;
+  return ownAvx2Kernels() || p.rows * p.outputs <= (alone ? kSmallAlone : kSmall) ||
+         (p.rows <= Linear::kernels().rows && p.b.column == 1);
+}
+
+bool paysProductOfPlanes(const MatrixProduct& product) {
+  if (ownAvx2Kernels()) {
+    return paysProduct(product.arranged());
+  }
+  constexpr int64_t kFewestPixels = 64;  // two panels
+  return product.outputs >= kFewestPixels && productsOf(product) <= kMostProducts;
 }
 
 std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph& graph) {

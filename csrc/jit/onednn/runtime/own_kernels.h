@@ -201,6 +201,9 @@ std::optional<FoundProduct> product(const Ops& ops, const LoweredGraph& graph);
 
 // Whether this kernel is expected to be faster than oneDNN's.
 bool paysProduct(const MatrixProduct& arranged);
+// Likewise, of a pointwise convolution of planes: its weight by the pixels of each image, not
+// arranged yet.
+bool paysProductOfPlanes(const MatrixProduct& product);
 
 struct FoundNarrowLinear {
   NarrowLinear kernel;

@@ -619,7 +619,7 @@ class OwnSteps {
   // A step for a pointwise convolution of images in planes that gives planes: its weight is
   // multiplied with each image. False for any other partition.
   bool convolutionOfPlanes(const Ops& ops) {
-    const auto found = llga::linear(ops, draft_.lowered, Way::usual);
+    const auto found = llga::linear(ops, draft_.lowered, Way::gemm);
     if (!found || !found->image || found->activation || !isStrict(found->data)) {
       return false;
     }
@@ -650,9 +650,8 @@ class OwnSteps {
                                        .a = {{0}, matrix.size(1), 1},
                                        .b = {{inputs * pixels}, pixels, 1},
                                        .biased = biased,
-                                       .rectifier = found->rectifier}
-                             .arranged();
-    if (!paysProduct(product)) {
+                                       .rectifier = found->rectifier};
+    if (!paysProductOfPlanes(product)) {
       return false;
     }
     Plan::Step step;
@@ -660,7 +659,7 @@ class OwnSteps {
     bindParameter(step, found->weight, matrix);
     const auto addend = bindAddend(step, found->addend, result);
     draft_.addResult(step, draft_.outputLayout(result.id));
-    step.kernel = {[product, addend](auto from, auto to) {
+    step.kernel = {[product = product.arranged(), addend](auto from, auto to) {
                      auto numbers = [&](size_t i) { return static_cast<const float*>(from[i]); };
                      product.run({numbers(1), numbers(0), addend != 0 ? numbers(addend) : nullptr,
                                   static_cast<float*>(to[0])});
