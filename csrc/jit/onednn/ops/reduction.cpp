@@ -75,6 +75,13 @@ void softmax(Lowering& l) {
       .set_attr<int64_t>(Attr::axis, l.dim(l.integer("dim"), l.arg("self")));
 }
 
+// Those that our own kernel computes are taken before (runtime/own_variance.h).
+void variance(Lowering& l) {
+  requireFloat(l);
+  l.refuse(
+      "oneDNN Graph has none, and the fuser's own kernel reduces dimensions that are constant");
+}
+
 }  // namespace
 
 OpFamily reductionOps() {
@@ -87,6 +94,12 @@ OpFamily reductionOps() {
       {"aten::max.dim", kClass, extreme<OpKind::ReduceMax>},
       {"aten::min.dim", kClass, extreme<OpKind::ReduceMin>},
       {"aten::linalg_vector_norm", kClass, vectorNorm},
+      {"aten::var", kClass, variance},
+      {"aten::var.dim", kClass, variance},
+      {"aten::var.correction", kClass, variance},
+      {"aten::std", kClass, variance},
+      {"aten::std.dim", kClass, variance},
+      {"aten::std.correction", kClass, variance},
       {"aten::softmax.int", kClass, softmax<OpKind::SoftMax>},
       {"aten::log_softmax.int", kClass, softmax<OpKind::LogSoftmax>},
   };

@@ -137,6 +137,8 @@ bool keepsFirst(const Node* node) {
        "clone", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "t", "slice", "select",
        "narrow", "roll", "flip", "constant_pad_nd", "pad", "channel_shuffle", "pixel_shuffle",
        "dropout",
+       // of many numbers
+       "var", "std",
        // pooling and sampling
        "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "upsample_nearest1d",

@@ -8,66 +8,15 @@
 #include <vector>
 
 #include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/moments.h"
 #include "jit/onednn/runtime/reduction.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 namespace {
 
-// A plane is cut into rows of so many numbers, which the loops take at once.
-constexpr int64_t kColumns = 128;
 constexpr int64_t kScaled = 32;
 constexpr int64_t kBlock = 4096;  // numbers that stay in the first level of cache
-
-struct Moments {
-  double count = 0;
-  double mean = 0;
-  double squares = 0;  // the sum of those of the differences from the mean
-
-  void add(const Moments& other) {
-    if (other.count == 0) {
-      return;
-    }
-    const auto all = count + other.count;
-    const auto share = other.count / all;
-    const auto apart = other.mean - mean;
-    mean += apart * share;
-    squares += other.squares + apart * apart * count * share;
-    count = all;
-  }
-};
-
-// Of columns of `rows` numbers each.
-Moments joined(const float* means, const float* squares, int64_t columns, int64_t rows) {
-  const auto count = static_cast<double>(rows);
-  double sum = 0;
-  for (int64_t c = 0; c < columns; ++c) {
-    sum += means[c];
-  }
-  Moments all{count * static_cast<double>(columns), sum / static_cast<double>(columns), 0};
-  for (int64_t c = 0; c < columns; ++c) {
-    const auto apart = means[c] - all.mean;
-    all.squares += squares[c] + count * apart * apart;
-  }
-  return all;
-}
-
-template <typename T>
-Moments momentsOf(const T* numbers, int64_t count) {
-  float means[kColumns];
-  float squares[kColumns];
-  Moments all;
-  const auto add = [&](const T* from, int64_t rows, int64_t columns) {
-    if (rows * columns != 0) {
-      vector_loops::functions<T>().momentsOfRows(from, rows, columns, means, squares);
-      all.add(joined(means, squares, columns, rows));
-    }
-  };
-  const auto rest = count % kColumns;
-  add(numbers, count / kColumns, kColumns);
-  add(numbers + count - rest, 1, rest);
-  return all;
-}
 
 }  // namespace
 

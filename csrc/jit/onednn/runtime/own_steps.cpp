@@ -27,6 +27,7 @@
 #include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_rotary.h"
+#include "jit/onednn/runtime/own_variance.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 #include "jit/onednn/runtime/softmax.h"
 #include "jit/onednn/runtime/transposition.h"
@@ -2417,14 +2418,7 @@ class OwnSteps {
     if (kept.empty()) {
       return false;
     }
-    Shape strides;
-    const bool same_rank = result.sizes->size() == kept.size();
-    for (size_t i = 0; i < kept.size(); ++i) {
-      if (same_rank || std::count(found->axes.begin(), found->axes.end(), i) == 0) {
-        strides.push_back(kept[i]);
-      }
-    }
-    strides = canonicalStrides(*result.sizes, strides);
+    const auto strides = keptStrides(kept, found->axes, *result.sizes);
     if (!draft_.mayHaveStrides(result.id, strides)) {
       return false;
     }
@@ -2435,6 +2429,65 @@ class OwnSteps {
                    "llga_reduction"};
     draft_.plan->steps.push_back(std::move(step));
     return true;
+  }
+
+  // One step for a group that is a variance or a standard deviation, behind another one if the
+  // dimensions that are reduced do not lie side by side.
+  void variance(const FoundVariance& found) {
+    auto data = located(found.data);
+    auto kernel = found.kernel;
+    auto kept = rowsOf(data.second, found.axes, kernel);
+    const auto facts = draft_.request.facts->tensor(found.result);
+    const auto& sizes = *facts.sizes;
+    const bool any = draft_.request.any_layout[draft_.group_outputs.at(found.result->unique())];
+    const auto mayBe = [&](const Shape& strides) {
+      return any || areSameStrides(sizes, *facts.strides, strides);
+    };
+    const auto type = *facts.dtype;
+    if (kept.empty() || !mayBe(keptStrides(kept, found.axes, sizes))) {
+      const auto of = data.second.get_dims();
+      data = copied(data, strided(found.data->unique(), type, of, innermost(of, found.axes)), type);
+      kernel = found.kernel;
+      kept = rowsOf(data.second, found.axes, kernel);
+    }
+    const auto strides = keptStrides(kept, found.axes, sizes);
+    if (!mayBe(strides)) {
+      throw CompileError{"a variance whose result lies in an unusual order"};
+    }
+    Plan::Step step;
+    step.inputs.push_back(data);
+    draft_.addResult(step, strided(found.result->unique(), type, sizes, strides));
+    step.kernel = {[kernel](auto from, auto to) { kernel.run(from[0], to[0]); }, "reduction",
+                   "llga_reduction"};
+    draft_.plan->takes_non_finite = true;  // the kernel looks at its result
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
+  // Those of dense memory in which these dimensions lie side by side, behind all others.
+  static Shape innermost(const Shape& sizes, const Shape& axes) {
+    Shape strides(sizes.size(), 1);
+    int64_t step = 1;
+    for (const bool reduced : {true, false}) {
+      for (auto i = sizes.size(); i-- > 0;) {
+        if ((std::count(axes.begin(), axes.end(), i) != 0) == reduced) {
+          strides[i] = step;
+          step *= sizes[i];
+        }
+      }
+    }
+    return strides;
+  }
+
+  // Of a reduction's result, from those that rowsOf() gives.
+  static Shape keptStrides(const Shape& kept, const Shape& axes, const Shape& sizes) {
+    Shape strides;
+    const bool same_rank = sizes.size() == kept.size();
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (same_rank || std::count(axes.begin(), axes.end(), i) == 0) {
+        strides.push_back(kept[i]);
+      }
+    }
+    return canonicalStrides(sizes, strides);
   }
 
   // Sets images, rows and columns of the reduction. Returns the strides of the dimensions when
@@ -2587,6 +2640,8 @@ bool addUnlowered(PlanDraft& draft) {
     steps.recurrent(*layers);
   } else if (const auto lookup = findLookup(subgraph, facts)) {
     steps.lookup(*lookup);
+  } else if (const auto variance = findVariance(subgraph, facts)) {
+    steps.variance(*variance);
   } else {
     return false;
   }
@@ -2599,7 +2654,7 @@ bool isUnlowered(const CompileRequest& request) {
   return findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
          findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts) ||
          findRotary(subgraph, facts) || findRecurrent(subgraph, facts) ||
-         findLookup(subgraph, facts);
+         findLookup(subgraph, facts) || findVariance(subgraph, facts);
 }
 
 bool addOwnGroup(PlanDraft& draft) {

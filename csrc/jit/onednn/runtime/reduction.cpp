@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "jit/onednn/runtime/arena.h"
+#include "jit/onednn/runtime/moments.h"
+#include "jit/onednn/runtime/plan.h"
 #include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
@@ -115,8 +117,64 @@ void Reduction::runBytes(const uint8_t* from, uint8_t* to) const {
   });
 }
 
+float Reduction::ofSquares(double squares) const {
+  const auto variance = squares / std::max(0.0, static_cast<double>(rows) - correction);
+  return static_cast<float>(kind == Kind::deviation ? std::sqrt(variance) : variance);
+}
+
+template <typename T>
+void Reduction::runVariance(const T* from, T* to) const {
+  // Each thread takes images of its own where there are enough.
+  const bool many = images >= at::get_num_threads();
+  const auto grain = many ? std::max<int64_t>(1, kForOne / (rows * columns)) : images;
+  at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
+    const auto parts = std::min(reductionParts(rows, columns), rows);
+    const auto floats = (2 * parts + 1) * columns;
+    const auto memory = arena()->allocate(static_cast<size_t>(floats) * sizeof(float));
+    auto* means = static_cast<float*>(memory.get());
+    auto* squares = means + parts * columns;
+    auto* result = squares + parts * columns;
+    const auto rowOf = [&](int64_t part) { return rows * part / parts; };
+    const auto take = [&](const T* image, int64_t part) {
+      const auto* numbers = image + rowOf(part) * columns;
+      const auto count = rowOf(part + 1) - rowOf(part);
+      const auto at = part * columns;
+      if (columns == 1) {
+        const auto found = momentsOf(numbers, count);
+        means[at] = static_cast<float>(found.mean);
+        squares[at] = static_cast<float>(found.squares);
+      } else {
+        vector_loops::functions<T>().momentsOfRows(numbers, count, columns, means + at,
+                                                   squares + at);
+      }
+    };
+    for (auto image = first; image < last; ++image) {
+      at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+        for (auto part = begin; part < end; ++part) {
+          take(from + image * rows * columns, part);
+        }
+      });
+      for (int64_t c = 0; c < columns; ++c) {
+        Moments all;
+        for (int64_t part = 0; part < parts; ++part) {
+          const auto at = part * columns + c;
+          all.add({static_cast<double>(rowOf(part + 1) - rowOf(part)), means[at], squares[at]});
+        }
+        result[c] = ofSquares(all.squares);
+        if (!std::isfinite(result[c])) {
+          throw StepError("a variance is not finite");
+        }
+      }
+      store(result, columns, to + image * columns);
+    }
+  });
+}
+
 template <typename T>
 void Reduction::runAs(const T* from, T* to) const {
+  if (kind == Kind::variance || kind == Kind::deviation) {
+    return runVariance(from, to);
+  }
   if (columns == 1) {
     return runInside(from, to);
   }

@@ -1,6 +1,6 @@
-// Means, sums, 2-norms, greatest and least numbers over rows of float32 or bfloat16 numbers: over
-// the pixels of images that are channels last, over the tokens of a text, over the numbers of a
-// token. Means of 8-bit numbers over rows of more than one.
+// Means, sums, 2-norms, variances, greatest and least numbers over rows of float32 or bfloat16:
+// over the pixels of images that are channels last, over the tokens of a text, over the numbers of
+// a token. Means of 8-bit numbers over rows of more than one.
 //
 // oneDNN's reductions bring images into planes first, which takes ten times as long as the sums, or
 // have reference kernels.
@@ -14,8 +14,9 @@ namespace llga {
 // AVX2 and FMA.
 struct Reduction {
   enum class Type { float32, bfloat16, uint8 };
-  // norm: the root of the sum of squares; greatest, least: NaN if one number is
-  enum class Kind { mean, sum, norm, greatest, least };
+  // norm: the root of the sum of squares; greatest, least: NaN if one number is; deviation: the
+  // root of the variance
+  enum class Kind { mean, sum, norm, greatest, least, variance, deviation };
 
   Type type;
   Kind kind;
@@ -25,13 +26,19 @@ struct Reduction {
   // From 8-bit numbers to those of the result.
   float scale = 1;
   float shift = 0;
+  // By how much less than the rows the squares of a variance are divided.
+  double correction = 1;
 
   // (image, row, column) to (image, column). With one column the rows are numbers side by side.
+  // Throws StepError where a variance is not finite: its squares may have been too large for
+  // float32; then `to` holds anything.
   void run(const void* from, void* to) const;
 
  private:
   template <typename T>
   void runAs(const T* from, T* to) const;
+  template <typename T>
+  void runVariance(const T* from, T* to) const;
   void runBytes(const uint8_t* from, uint8_t* to) const;
   template <typename T>
   void runInside(const T* from, T* to) const;
@@ -41,6 +48,7 @@ struct Reduction {
   auto loops() const;  // over rows, and over each row
   float combined(float a, float b) const;
   void finish(float* sums, int64_t count) const;
+  float ofSquares(double squares) const;  // the variance, or its root
 };
 
 // How many threads are worth it for so many numbers.
