@@ -1151,6 +1151,7 @@ VARIANCE = {
     "pixels": ((2, 9, 7, 33), "torch.std(y, (2, 3), correction=0)"),
     "images": ((4, 9, 7, 33), "torch.var(y, dim=(0, 2, 3))"),
     "turned": ((6, 40, 9), "y.transpose(1, 2).std(1)"),
+    "long_rows": ((3, 9000), "y.std(1)"),
     "two": ((2, 50), "y.var(0)"),
     "many_of_two": ((700, 2), "y.std(-1)"),
 }

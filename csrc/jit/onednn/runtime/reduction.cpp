@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kForOne = 1 << 14;   // numbers that are not worth a second thread
 constexpr int64_t kColumns = 1 << 11;  // that are summed at once: they stay in the caches
+constexpr int64_t kSome = 64;          // results at once, of rows of numbers side by side
 
 void store(const float* numbers, int64_t count, float* to) { std::copy_n(numbers, count, to); }
 void store(const float* numbers, int64_t count, Bfloat16* to) {
@@ -119,11 +120,35 @@ void Reduction::runBytes(const uint8_t* from, uint8_t* to) const {
 
 float Reduction::ofSquares(double squares) const {
   const auto variance = squares / std::max(0.0, static_cast<double>(rows) - correction);
-  return static_cast<float>(kind == Kind::deviation ? std::sqrt(variance) : variance);
+  const auto result = static_cast<float>(kind == Kind::deviation ? std::sqrt(variance) : variance);
+  if (!std::isfinite(result)) {
+    throw StepError("a variance is not finite");
+  }
+  return result;
+}
+
+template <typename T>
+void Reduction::runVarianceInside(const T* from, T* to) const {
+  const auto grain = std::max<int64_t>(1, kForOne / rows);
+  at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {
+    float means[kSome];
+    float squares[kSome];
+    for (auto image = first; image < last; image += kSome) {
+      const auto count = std::min(kSome, last - image);
+      vector_loops::functions<T>().momentsOfEachRow(from + image * rows, count, rows, means,
+                                                    squares);
+      std::transform(squares, squares + count, squares, [this](float x) { return ofSquares(x); });
+      store(squares, count, to + image);
+    }
+  });
 }
 
 template <typename T>
 void Reduction::runVariance(const T* from, T* to) const {
+  constexpr int64_t kShort = 1 << 12;
+  if (columns == 1 && rows <= kShort) {
+    return runVarianceInside(from, to);
+  }
   // Each thread takes images of its own where there are enough.
   const bool many = images >= at::get_num_threads();
   const auto grain = many ? std::max<int64_t>(1, kForOne / (rows * columns)) : images;
@@ -161,9 +186,6 @@ void Reduction::runVariance(const T* from, T* to) const {
           all.add({static_cast<double>(rowOf(part + 1) - rowOf(part)), means[at], squares[at]});
         }
         result[c] = ofSquares(all.squares);
-        if (!std::isfinite(result[c])) {
-          throw StepError("a variance is not finite");
-        }
       }
       store(result, columns, to + image * columns);
     }
@@ -218,7 +240,6 @@ void Reduction::runAcross(const T* from, T* to) const {
 
 template <typename T>
 void Reduction::runInside(const T* from, T* to) const {
-  constexpr int64_t kSome = 64;  // results
   const auto ofEachRow = loops<T>().second;
   const auto grain = std::max<int64_t>(1, kForOne / rows);
   at::parallel_for(0, images, grain, [&](int64_t first, int64_t last) {

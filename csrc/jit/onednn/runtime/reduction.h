@@ -39,6 +39,8 @@ struct Reduction {
   void runAs(const T* from, T* to) const;
   template <typename T>
   void runVariance(const T* from, T* to) const;
+  template <typename T>
+  void runVarianceInside(const T* from, T* to) const;
   void runBytes(const uint8_t* from, uint8_t* to) const;
   template <typename T>
   void runInside(const T* from, T* to) const;
@@ -48,7 +50,7 @@ struct Reduction {
   auto loops() const;  // over rows, and over each row
   float combined(float a, float b) const;
   void finish(float* sums, int64_t count) const;
-  float ofSquares(double squares) const;  // the variance, or its root
+  float ofSquares(double squares) const;  // the variance, or its root; StepError: not finite
 };
 
 // How many threads are worth it for so many numbers.

@@ -107,9 +107,11 @@ struct Functions {
   void (*greatestOfEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
   void (*leastOfEachRow)(const T* from, int64_t rows, int64_t columns, float* to);
 
-  // Of each column's numbers, of which there is one at least: the mean, and the sum of the squares
-  // of their differences from it.
+  // Of each column's numbers, or each row's, of which there is one at least: the mean, and the sum
+  // of the squares of their differences from it. Rows: of so few numbers that these can be added.
   void (*momentsOfRows)(const T* from, int64_t rows, int64_t columns, float* mean, float* squares);
+  void (*momentsOfEachRow)(const T* from, int64_t rows, int64_t columns, float* mean,
+                           float* squares);
 
   // to[.][c] = from[.][c] * factor[c]; `to` may be `from`.
   void (*scaleRows)(const T* from, int64_t rows, int64_t columns, const float* factor, T* to);

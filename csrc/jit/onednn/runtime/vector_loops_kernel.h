@@ -241,20 +241,39 @@ void rotateRow(const T* from, const C* cos, const C* sin, int64_t half, float* t
   }
 }
 
+// The sum of the squares of the differences from `mean`.
+template <typename T>
+float squaresAround(float mean, const T* from, int64_t columns) {
+  const auto whole = columns / kWidth * kWidth;  // numbers in full vectors
+  auto squares = sumOfRow(from, whole, [mean](Vector x) {
+    const Vector apart = x - mean;
+    return apart * apart;
+  });
+  if (const auto rest = columns - whole; rest != 0) {
+    float numbers[kWidth];
+    storeVector(numbers, loadFirst(from + whole, rest));
+    for (int64_t i = 0; i < rest; ++i) {
+      squares += (numbers[i] - mean) * (numbers[i] - mean);
+    }
+  }
+  return squares;
+}
+
+template <typename T>
+void momentsOfEachRow(const T* from, int64_t rows, int64_t columns, float* mean, float* squares) {
+  for (int64_t row = 0; row < rows; ++row, from += columns) {
+    mean[row] = sumOfRow(from, columns, [](Vector x) { return x; }) / static_cast<float>(columns);
+    squares[row] = squaresAround(mean[row], from, columns);
+  }
+}
+
 void centreEachRow(const float* from, int64_t rows, int64_t columns, float epsilon,
                    const float* scale, const float* shift, uint8_t* to) {
   const auto count = static_cast<float>(columns);
   const auto whole = columns / kWidth * kWidth;  // numbers in full vectors
   for (int64_t row = 0; row < rows; ++row, from += columns, to += columns) {
     const auto mean = sumOfRow(from, columns, [](Vector x) { return x; }) / count;
-    auto squares = sumOfRow(from, whole, [mean](Vector x) {
-      const Vector apart = x - mean;
-      return apart * apart;
-    });
-    for (auto c = whole; c < columns; ++c) {
-      squares += (from[c] - mean) * (from[c] - mean);
-    }
-    const auto factor = 1 / __builtin_sqrtf(squares / count + epsilon);
+    const auto factor = 1 / __builtin_sqrtf(squaresAround(mean, from, columns) / count + epsilon);
     for (int64_t c = 0; c < whole; c += kWidth) {
       const Vector x = (loadVector(from + c) - mean) * factor;
       storeVector(to + c, x * loadVector(scale + c) + loadVector(shift + c));
@@ -786,6 +805,7 @@ constexpr Functions<T> kFunctions{activate<T>,
                                   chosenOfEachRow<T, greaterOf>,
                                   chosenOfEachRow<T, lessOf>,
                                   momentsOfRows<T>,
+                                  momentsOfEachRow<T>,
                                   scaleRows<T>,
                                   affineRows<T, T>,
                                   softmaxOfColumns<T>};
