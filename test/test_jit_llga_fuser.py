@@ -1009,7 +1009,8 @@ def test_cat(case: Case, mode: str) -> None:
     case.run(mode)
 
 
-# Options, dims of the image, whether oneDNN can (None: depends on what is known of the sizes).
+# Options, dims of the image, whether it is fused (None: depends on what is known of the sizes, or on
+# whether there is a kernel of our own).
 RESIZES: dict[str, tuple[str, int, bool | None]] = {
     "nearest": ("scale_factor=2.0", 2, True),
     "nearest_1d": ("scale_factor=2.0", 1, True),
@@ -1021,7 +1022,7 @@ RESIZES: dict[str, tuple[str, int, bool | None]] = {
     "bilinear": ("scale_factor=2.0, mode='bilinear'", 2, True),
     "bilinear_size": ("size=[13, 9], mode='bilinear'", 2, True),
     "bilinear_down": ("size=[4, 3], mode='bilinear'", 2, True),
-    "bilinear_corners": ("size=[13, 9], mode='bilinear', align_corners=True", 2, False),
+    "bilinear_corners": ("size=[13, 9], mode='bilinear', align_corners=True", 2, None),
     "bilinear_antialias": ("size=[4, 3], mode='bilinear', antialias=True", 2, False),
     "linear": ("scale_factor=2.0, mode='linear'", 1, True),
     "trilinear": ("scale_factor=2.0, mode='trilinear'", 3, True),

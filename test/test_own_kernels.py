@@ -1138,6 +1138,81 @@ def norm(c: Norm) -> nn.Module:
     ).eval()
 
 
+class Resized(NamedTuple):
+    """Images, the size they get, and how their corners lie."""
+
+    size: tuple[int, ...]
+    to: tuple[int, int]
+    corners: bool = True
+    threads: int = 2
+
+
+RESIZED = {
+    "twice": Resized((2, 24, 9, 11), (18, 22)),
+    "any": Resized((1, 21, 13, 17), (40, 33)),
+    "smaller": Resized((1, 40, 30, 31), (11, 7)),
+    "one_row": Resized((1, 16, 9, 11), (1, 30)),
+    "from_one_pixel": Resized((2, 16, 1, 1), (8, 5)),
+    "to_one_pixel": Resized((2, 16, 9, 7), (1, 1)),
+    "same": Resized((1, 8, 9, 7), (9, 7)),
+    "one_channel": Resized((3, 1, 20, 30), (37, 61)),
+    "three_channels": Resized((1, 3, 64, 50), (100, 101), threads=7),
+    "wide": Resized((1, 40, 20, 150), (33, 310), threads=3),
+    "wide_of_one_channel": Resized((1, 1, 3, 3000), (5, 6001), threads=3),
+    "many_channels": Resized((1, 5000, 3, 4), (5, 7)),
+    "many_images": Resized((20, 16, 7, 7), (14, 14), threads=7),
+    "corners": Resized((2, 24, 9, 11), (18, 22), corners=False),
+    "corners_any": Resized((1, 21, 13, 17), (40, 33), corners=False, threads=1),
+    "corners_of_one_channel": Resized((3, 1, 20, 30), (37, 61), corners=False),
+    "corners_smaller": Resized((1, 40, 30, 31), (11, 7), corners=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", RESIZED)
+def test_bilinear_resizing(case: str, dtype: torch.dtype) -> None:
+    """Between groups, of what comes from outside, and as a result of the module."""
+    c = RESIZED[case]
+    torch.set_num_threads(c.threads)
+    resized = f"F.interpolate({{}}, size={c.to}, mode='bilinear', align_corners={c.corners})"
+    channels = c.size[1]
+    parts = {"a": nn.Conv2d(4, channels, 1), "b": nn.Conv2d(channels, 4, 1)}
+    x = torch.randn(c.size[0], 4, *c.size[2:])
+    ours = has_own_kernels() and fuses(dtype)
+    for code in ("self.b({})", "{}", "self.b(torch.sin({}))"):
+        m = net(code.format(resized.format("self.a(x)")), **parts).eval()
+        check(m, [x], dtype=dtype, fused="upsample_bilinear2d" if ours else "")
+        found = kernels_of(m.to(dtype), x.to(dtype))
+        m.float()
+        if ours and (c.corners or channels == 1 or code == "{}"):
+            assert "llga_resampling" in found, (code, found)
+    m = net(resized.format("x")).eval()
+    for layout in ("contiguous", "channels_last", "gaps"):
+        check(m, [images(c.size, layout)], dtype=dtype)
+
+
+def test_bilinear_resizing_by_a_factor() -> None:
+    """That is not the ratio of sizes: with aligned corners it does not matter."""
+    for corners in (True, False):
+        code = f"F.interpolate(x, scale_factor=1.7, mode='bilinear', align_corners={corners})"
+        m = net(code).eval()
+        check(m, [torch.randn(2, 8, 9, 11)], fallbacks=not corners)
+        check(m, [torch.randn(2, 8, 9, 11)], scripted=True, fallbacks=not corners)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
+def test_bilinear_resizing_of_special_values(value: float, corners: bool) -> None:
+    """Infinities whose share is 0 are not a number, as in eager."""
+    code = f"F.interpolate(x, size=(9, 13), mode='bilinear', align_corners={corners})"
+    m = net(code).eval()
+    for channels, layout in ((1, "contiguous"), (8, "contiguous"), (8, "channels_last")):
+        x = images((1, channels, 5, 7), layout)
+        x[0, channels - 1, 2, 3] = value
+        check(m, [x], fallbacks=not corners)
+
+
 VARIANCE = {
     "rows": ((5, 40), "y.var(1)"),
     "columns": ((40, 71), "y.var(0, keepdim=True)"),

@@ -26,6 +26,7 @@
 #include "jit/onednn/runtime/own_pointwise.h"
 #include "jit/onednn/runtime/own_quantized.h"
 #include "jit/onednn/runtime/own_recurrent.h"
+#include "jit/onednn/runtime/own_resampling.h"
 #include "jit/onednn/runtime/own_rotary.h"
 #include "jit/onednn/runtime/own_variance.h"
 #include "jit/onednn/runtime/releasable_weights.h"
@@ -2431,6 +2432,77 @@ class OwnSteps {
     return true;
   }
 
+  // One step for a group that resizes images, behind another one if these lie in an order that the
+  // kernel does not take.
+  void resampling(FoundResampling found) {
+    using Order = Resampling::Order;
+    auto data = locatedDense(found.data);
+    const auto sizes = data.second.get_dims();
+    const auto facts = draft_.request.facts->tensor(found.result);
+    const bool any = draft_.request.any_layout[draft_.group_outputs.at(found.result->unique())];
+    const auto liesLast = [](const Shape& of, const Shape& strides) {
+      return areSameStrides(of, strides, pixelStrides(of));
+    };
+    const bool last = liesLast(sizes, data.second.get_strides());
+    const auto result = *facts.sizes;
+    const bool to_last = any ? last : liesLast(result, *facts.strides);
+    const auto rows = c10::TensorType::contiguousStridesOf(result);
+    if (!to_last && !any && !areSameStrides(result, *facts.strides, rows)) {
+      throw CompileError{"resized images that lie in an unusual order"};
+    }
+    const auto type = *facts.dtype;
+    const bool by_rows = areSameStrides(sizes, data.second.get_strides(),
+                                        c10::TensorType::contiguousStridesOf(sizes));
+    if (to_last && !last) {
+      data = copied(data, strided(found.data->unique(), type, sizes, pixelStrides(sizes)), type);
+    } else if (!last && !by_rows) {
+      data = copied(data, found.data);
+    }
+    Plan::Step step;
+    step.inputs.push_back(data);
+    draft_.addResult(
+        step, strided(found.result->unique(), type, result, to_last ? pixelStrides(result) : rows));
+    addResampling(std::move(step), std::move(found.kernel),
+                  to_last || last ? Order::channels_last : Order::planes,
+                  to_last ? Order::channels_last : Order::planes);
+    draft_.plan->takes_non_finite = true;
+  }
+
+  // A step that resizes images, the result of which lies in planes, or that have one channel:
+  // oneDNN has no such kernel, or a slow one. False for any other partition.
+  bool resampling(const Ops& ops) {
+    using Order = Resampling::Order;
+    auto kernel = llga::resampling(ops);
+    const auto& data = ops.front()->inputs()[0];
+    if (!kernel || !draft_.knownSlot(data.id)) {
+      return false;
+    }
+    const auto& result = ops.front()->outputs()[0];
+    const auto rows = c10::TensorType::contiguousStridesOf(*result.sizes);
+    const auto layout = draft_.inputLayout(data.id);
+    const bool one = (*data.sizes)[1] == 1;
+    const bool is =
+        one ? isContiguous(layout) : isChannelsLast(layout, data) && !mayBeChannelsLast(result);
+    if (!is || !draft_.mayHaveStrides(result.id, rows)) {
+      return false;
+    }
+    Plan::Step step;
+    bindData(step, data);
+    draft_.addResult(step, strided(result.id, result.dtype, *result.sizes, rows));
+    addResampling(std::move(step), std::move(*kernel), one ? Order::planes : Order::channels_last,
+                  Order::planes);
+    return true;
+  }
+
+  void addResampling(Plan::Step step, Resampling kernel, Resampling::Order from,
+                     Resampling::Order to) {
+    step.kernel = {[kernel = std::move(kernel), from, to](auto source, auto results) {
+                     kernel.run(source[0], from, results[0], to);
+                   },
+                   "resampling", "llga_resampling"};
+    draft_.plan->steps.push_back(std::move(step));
+  }
+
   // One step for a group that is a variance or a standard deviation, behind another one if the
   // dimensions that are reduced do not lie side by side.
   void variance(const FoundVariance& found) {
@@ -2642,6 +2714,8 @@ bool addUnlowered(PlanDraft& draft) {
     steps.lookup(*lookup);
   } else if (const auto variance = findVariance(subgraph, facts)) {
     steps.variance(*variance);
+  } else if (auto resampling = findResampling(subgraph, facts)) {
+    steps.resampling(std::move(*resampling));
   } else {
     return false;
   }
@@ -2654,7 +2728,8 @@ bool isUnlowered(const CompileRequest& request) {
   return findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
          findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts) ||
          findRotary(subgraph, facts) || findRecurrent(subgraph, facts) ||
-         findLookup(subgraph, facts) || findVariance(subgraph, facts);
+         findLookup(subgraph, facts) || findVariance(subgraph, facts) ||
+         findResampling(subgraph, facts);
 }
 
 bool addOwnGroup(PlanDraft& draft) {
@@ -2689,9 +2764,9 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   return (usual &&
           (steps.groupedConvolution(partition) || steps.depthwise(partition) ||
            steps.volume(partition) || steps.direct(partition) || steps.transposed(partition))) ||
-         (usual &&
-          (steps.batchNorm(partition) || steps.concat(partition) || steps.concatOfRows(partition) ||
-           steps.reduction(partition) || steps.softmax(partition))) ||
+         (usual && (steps.batchNorm(partition) || steps.concat(partition) ||
+                    steps.concatOfRows(partition) || steps.reduction(partition) ||
+                    steps.softmax(partition) || steps.resampling(partition))) ||
          (usual && (steps.quantizedLinear(partition) || steps.quantizedConvolution(partition) ||
                     steps.quantizedMean(partition) || steps.quantizedMaxPool(partition) ||
                     steps.narrowLinear(partition) || steps.narrowConvolution(partition))) ||

@@ -45,7 +45,7 @@ bool isOwnVariance(const Node* node, const Facts& facts) {
   if ((node->kind() != aten::var && node->kind() != aten::std) || !ownKernelsAnywhere()) {
     return false;
   }
-  const auto type = facts.tensor(node->input(0)).dtype;
+  const auto type = facts.tensor(node->input(0)).dtype.value_or(at::kFloat);
   return (type == at::kFloat || type == at::kBFloat16) && dimensionsOf(node, facts) &&
          correctionOf(node, facts);
 }

@@ -85,6 +85,12 @@ struct Pointwise {
   float beta = 0;
 };
 
+// What a number is made of: numbers at two places, and by how much of each.
+struct Sample {
+  int64_t at[2];
+  float share[2];
+};
+
 template <typename T>
 struct Functions {
   // to[i] = the activation of from[i]; `to` may be `from`.
@@ -118,6 +124,12 @@ struct Functions {
 
   // to[.][c] = max(from[.][c] * scale[c] + shift[c], least); NaN stays NaN.
   void (*affineRows)(const T* from, T* to, const Affine& affine);
+
+  // to[i][c] = from[samples[i]'s places][c], of each its share
+  void (*blendPixels)(const T* from, const Sample* samples, int64_t count, int64_t channels,
+                      float* to);
+  // to[i] = a[i] and b[i], of each its share
+  void (*blend)(const float* a, const float* b, const float* share, int64_t count, T* to);
 
   // `to` may be `from`, with the same stride.
   void (*softmaxOfColumns)(const T* from, T* to, const SoftmaxOfColumns& softmax);

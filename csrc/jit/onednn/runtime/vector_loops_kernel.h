@@ -372,6 +372,41 @@ void slopeRows(float* numbers, int64_t rows, int64_t columns, int64_t stride, co
   });
 }
 
+float toFloat(float number) { return number; }
+float toFloat(Bfloat16 number) {
+  const auto bits = static_cast<uint32_t>(number) << 16;
+  float wide;
+  __builtin_memcpy(&wide, &bits, sizeof(wide));
+  return wide;
+}
+
+template <typename T>
+void blendPixels(const T* from, const Sample* samples, int64_t count, int64_t channels, float* to) {
+  if (channels == 1) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto& sample = samples[i];
+      to[i] = toFloat(from[sample.at[0]]) * sample.share[0] +
+              toFloat(from[sample.at[1]]) * sample.share[1];
+    }
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i, to += channels) {
+    const auto& sample = samples[i];
+    const auto of_a = sample.share[0];
+    const auto of_b = sample.share[1];
+    computeEach(
+        channels, to, [&](Vector x, Vector y) -> Vector { return x * of_a + y * of_b; },
+        from + sample.at[0] * channels, from + sample.at[1] * channels);
+  }
+}
+
+template <typename T>
+void blend(const float* a, const float* b, const float* share, int64_t count, T* to) {
+  const auto of_a = share[0];
+  const auto of_b = share[1];
+  computeEach(count, to, [&](Vector x, Vector y) -> Vector { return x * of_a + y * of_b; }, a, b);
+}
+
 // `add`: to what is there.
 template <typename From, typename To, bool add>
 void affineRowsTo(const From* from, To* to, const Affine& affine) {
@@ -808,6 +843,8 @@ constexpr Functions<T> kFunctions{activate<T>,
                                   momentsOfEachRow<T>,
                                   scaleRows<T>,
                                   affineRows<T, T>,
+                                  blendPixels<T>,
+                                  blend<T>,
                                   softmaxOfColumns<T>};
 
 constexpr Kernels kKernels{kFunctions<float>,
