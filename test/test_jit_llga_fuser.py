@@ -1009,8 +1009,8 @@ def test_cat(case: Case, mode: str) -> None:
     case.run(mode)
 
 
-# Options, dims of the image, whether it is fused (None: depends on what is known of the sizes, or on
-# whether there is a kernel of our own).
+# Options, dims of the image, whether it is fused (None: depends on what is known of the sizes, or
+# on whether there is a kernel of our own).
 RESIZES: dict[str, tuple[str, int, bool | None]] = {
     "nearest": ("scale_factor=2.0", 2, True),
     "nearest_1d": ("scale_factor=2.0", 1, True),
