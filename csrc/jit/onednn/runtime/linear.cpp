@@ -71,7 +71,8 @@ void Linear::run(const Data& data) const {
 template <typename W>
 void Linear::runAs(const Data& data,
                    void (*run)(const gemm::ProblemOf<float, float, W>&, const gemm::Task&)) const {
-  constexpr int64_t kForOne = 1 << 18;  // products that are not worth a second thread
+  constexpr int64_t kForOne = 1 << 18;   // products that are not worth a second thread
+  constexpr int64_t kOfActivation = 64;  // that take as long as it does for one number
   const auto panel = kernels().panel;
   const gemm::ProblemOf<float, float, W> problem{rows,
                                                  inputs,
@@ -85,7 +86,8 @@ void Linear::runAs(const Data& data,
                                                  data.addend,
                                                  data.result};
   const auto panels = weightSizes()[0];
-  const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
+  const auto work = rows * outputs * (inputs + (activation ? kOfActivation : 0));
+  const auto wanted = std::min<int64_t>(at::get_num_threads(), work / kForOne);
   const auto [row_parts, panel_parts] = divided(std::max<int64_t>(wanted, 1), panels);
   const auto block = [&](int64_t row, int64_t end_row, int64_t first, int64_t last) {
     const auto output = first * panel;
@@ -190,13 +192,15 @@ void NarrowLinear::multiplyRow(const Data<R>& data, float* sums) const {
 template <typename R, typename Run>
 void NarrowLinear::runByPanels(const Data<R>& data, const Run& run) const {
   constexpr int64_t kForOne = 1 << 20;  // products that are not worth a second thread
+  constexpr int64_t kOfActivation = 128;
   const auto panel = kernels().panel;
   gemm::ProblemOf<Bfloat16, R> problem{rows,        inputs,      outputs,     rectifier,
                                        data.source, inputs,      data.weight, inputs * panel,
                                        data.bias,   data.addend, data.result};
   problem.factor = data.factor;
   const auto panels = weightSizes()[0];
-  const auto wanted = std::min<int64_t>(at::get_num_threads(), rows * inputs * outputs / kForOne);
+  const auto work = rows * outputs * (inputs + (activation ? kOfActivation : 0));
+  const auto wanted = std::min<int64_t>(at::get_num_threads(), work / kForOne);
   // What is divided is read by one thread, the other operand by all.
   const bool by_outputs = outputs >= rows && panels >= wanted;
   const auto units = by_outputs ? panels : rows;
