@@ -92,6 +92,17 @@ def test_rows(case: str, dtype: torch.dtype, function: str) -> None:
         assert kernels_of(m, x.to(dtype)) == ["llga_softmax"]
 
 
+@FUNCTIONS
+def test_rows_of_few_numbers(function: str) -> None:
+    """One to four vectors, which stay in registers, and all that the last one may be short of."""
+    m = net(f"F.{function}(x * 2.0, dim=-1)").eval()
+    script = to_script(m, [torch.randn(3, 5)])
+    for columns in range(1, 70):
+        x = 4 * torch.randn(3, columns) - 20
+        for _ in range(3):
+            torch.testing.assert_close(script(x), m(x), rtol=1e-5, atol=1e-6)
+
+
 @DTYPES
 def test_rows_of_a_part(dtype: torch.dtype) -> None:
     if not fuses(dtype):
@@ -103,7 +114,7 @@ def test_rows_of_a_part(dtype: torch.dtype) -> None:
 
 
 @FUNCTIONS
-@pytest.mark.parametrize("count", [5, 16, 40, 100])
+@pytest.mark.parametrize("count", [1, 5, 16, 31, 40, 64, 100])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_special_values_in_rows(value: float, count: int, function: str) -> None:
     """At each place, behind larger numbers and smaller ones."""

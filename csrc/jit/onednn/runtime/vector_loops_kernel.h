@@ -676,7 +676,58 @@ float greatestOf(const float* from, int64_t count) {
   return reduced(maxOrSecond(even, odd), maxOrSecond);
 }
 
+// Of rows of `n` vectors, which stay in registers; the last one may be of fewer numbers.
+template <int64_t n>
+void softmaxOfShortRows(const float* from, int64_t rows, int64_t columns, bool logarithm,
+                        float* to) {
+  alignas(64) static constexpr float kOnes[kWidth] = {
+#if LLGA_VECTOR_WIDTH == 16
+      1, 1, 1, 1, 1, 1, 1, 1,
+#endif
+      1, 1, 1, 1, 1, 1, 1, 1};
+  constexpr auto kLast = n - 1;
+  const auto first = columns % kWidth;
+  const auto is = loadUpTo(kOnes, first) > Vector{};
+  for (; rows > 0; --rows, from += columns, to += columns) {
+    Vector x[n];
+    for (int64_t v = 0; v < n; ++v) {
+      x[v] = loadUpTo(from + v * kWidth, v < kLast ? 0 : first);
+    }
+    Vector greatest = is ? x[kLast] : Vector{} + from[0];
+    for (int64_t v = 0; v < kLast; ++v) {
+      greatest = maxOrSecond(x[v], greatest);
+    }
+    const auto most = reduced(greatest, maxOrSecond);
+    Vector e[n];
+    Vector sum{};
+    for (int64_t v = 0; v < n; ++v) {
+      x[v] -= most;
+      e[v] = expOfDifference(x[v]);
+      sum += v < kLast || first == 0 ? e[v] : is ? e[v] : Vector{};
+    }
+    const auto total = sumOf(sum);
+    const auto shift = logarithm ? __builtin_logf(total) : 0;
+    const auto factor = 1.0F / total;
+    for (int64_t v = 0; v < n; ++v) {
+      const Vector result = logarithm ? x[v] - shift : e[v] * factor;
+      storeUpTo(to + v * kWidth, result, v < kLast ? 0 : first);
+    }
+  }
+}
+
 void softmaxOfEachRow(const float* from, int64_t rows, int64_t columns, bool logarithm, float* to) {
+  switch ((columns + kWidth - 1) / kWidth) {
+    case 1:
+      return softmaxOfShortRows<1>(from, rows, columns, logarithm, to);
+    case 2:
+      return softmaxOfShortRows<2>(from, rows, columns, logarithm, to);
+    case 3:
+      return softmaxOfShortRows<3>(from, rows, columns, logarithm, to);
+    case 4:
+      return softmaxOfShortRows<4>(from, rows, columns, logarithm, to);
+    default:
+      break;
+  }
   for (; rows > 0; --rows, from += columns, to += columns) {
     const auto most = greatestOf(from, columns);
     Vector sum{};
