@@ -522,9 +522,8 @@ class BlockPartitioner {
       if (members.empty()) {
         members = ownRotary(node, facts_);
       }
-      if (members.empty() &&
-          (isOwnRecurrent(node, facts_) || isOwnLookup(node) || isOwnVariance(node, facts_) ||
-           isOwnResampling(node, facts_))) {
+      if (members.empty() && (isOwnRecurrent(node, facts_) || isOwnLookup(node) ||
+                              isOwnVariance(node, facts_) || isOwnResampling(node, facts_))) {
         members = {node};
       }
       const bool free = std::none_of(members.begin(), members.end(), [&](const Node* member) {
