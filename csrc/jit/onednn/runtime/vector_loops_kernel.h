@@ -654,15 +654,8 @@ void softmaxOfColumns(const T* from, T* to, const SoftmaxOfColumns& softmax) {
   });
 }
 
-// The greatest one; NaN only where all are.
+// The greatest one, of a vector at least; NaN only where all are.
 float greatestOf(const float* from, int64_t count) {
-  if (count < kWidth) {
-    float most = from[0];
-    for (int64_t i = 1; i < count; ++i) {
-      most = from[i] > most || most != most ? from[i] : most;
-    }
-    return most;
-  }
   Vector even = loadVector(from + count - kWidth);
   Vector odd = even;
   int64_t i = 0;
@@ -703,7 +696,7 @@ void softmaxOfShortRows(const float* from, int64_t rows, int64_t columns, bool l
     for (int64_t v = 0; v < n; ++v) {
       x[v] -= most;
       e[v] = expOfDifference(x[v]);
-      sum += v < kLast || first == 0 ? e[v] : is ? e[v] : Vector{};
+      sum += v < kLast ? e[v] : is ? e[v] : Vector{};
     }
     const auto total = sumOf(sum);
     const auto shift = logarithm ? __builtin_logf(total) : 0;
