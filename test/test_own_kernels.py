@@ -3077,7 +3077,7 @@ def check_second_image(m: nn.Module, x: Tensor, value: float, threads: int) -> N
 
 
 def pays_to_expand(images: int, pixels: int, threads: int) -> bool:
-    """In float32: reading the weights is not most of it."""
+    """Without matrix units: reading the weights is not most of it."""
     fewest = (24 if has_avx2_kernels() else 96) * threads
     return pixels >= 40 and images * pixels >= fewest
 
@@ -3098,7 +3098,6 @@ class Expansion(NamedTuple):
     groups: int = 1  # fusion groups
     threads: int = 2
     own: bool = True
-    narrow: bool = False  # in bfloat16 too, without matrix units
 
 
 EXPANSIONS = {
@@ -3125,22 +3124,15 @@ EXPANSIONS = {
     "no activation": Expansion((1, 16, 14, 14), 96, 24, inner="", outer=""),
     "batch": Expansion((3, 16, 24, 24), 240, 24, sum="+ self.a(x)", groups=2),
     "one thread": Expansion((1, 16, 64, 32), 80, 24, threads=1),
-    "large": Expansion((4, 16, 72, 64), 128, 24, narrow=True),
-    "large, stride": Expansion((4, 16, 73, 64), 128, 19, stride=2, narrow=True),
-    "large, residual": Expansion((4, 16, 72, 64), 144, 16, sum="+ x", narrow=True),
-    "large, silu": Expansion((4, 16, 72, 64), 128, 24, inner="F.silu", outer="F.silu", narrow=True),
-    "large, one thread": Expansion((4, 16, 72, 64), 128, 24, threads=1, bias=False, narrow=True),
+    "large": Expansion((4, 16, 72, 64), 128, 24),
+    "large, stride": Expansion((4, 16, 73, 64), 128, 19, stride=2),
+    "large, residual": Expansion((4, 16, 72, 64), 144, 16, sum="+ x"),
+    "large, silu": Expansion((4, 16, 72, 64), 128, 24, inner="F.silu", outer="F.silu"),
+    "large, one thread": Expansion((4, 16, 72, 64), 128, 24, threads=1, bias=False),
     "large, odd inputs": Expansion((4, 15, 72, 64), 128, 24),
-    "large, two": Expansion((4, 16, 72, 64), 128, outer="F.hardswish", narrow=True),
+    "large, two": Expansion((4, 16, 72, 64), 128, outer="F.hardswish"),
     "large, two, five": Expansion(
-        (4, 8, 72, 64),
-        144,
-        window=5,
-        stride=2,
-        padding=2,
-        inner="F.silu",
-        outer="F.silu",
-        narrow=True,
+        (4, 8, 72, 64), 144, window=5, stride=2, padding=2, inner="F.silu", outer="F.silu"
     ),
     "two": Expansion((1, 16, 96, 80), 112),
     "two, stride": Expansion((1, 16, 96, 80), 112, stride=2, inner="F.silu", outer="F.silu"),
@@ -3154,9 +3146,7 @@ EXPANSIONS = {
     "prelu, second": Expansion((1, 16, 29, 14), 96, 24, inner="F.silu", outer="self.q"),
     "prelu, two": Expansion((1, 16, 96, 80), 112, inner="self.p", outer="self.q"),
     "prelu, by channels": Expansion((1, 96, 14, 14), 576, inner="self.p", outer="self.q"),
-    "large, prelu": Expansion(
-        (4, 16, 72, 64), 128, 24, inner="self.p", outer="self.q", narrow=True
-    ),
+    "large, prelu": Expansion((4, 16, 72, 64), 128, 24, inner="self.p", outer="self.q"),
     "two, odd channels": Expansion((1, 16, 96, 80), 97),
     "two, a few more channels than 64": Expansion((2, 16, 40, 42), 72, outer="F.silu"),
     "two, less than a vector with AVX-512": Expansion((1, 16, 40, 42), 12, stride=2),
@@ -3188,7 +3178,7 @@ EXPANSIONS = {
     "gelu": Expansion((2, 24, 40, 41), 96, 24, inner="F.gelu", outer="F.gelu", sum="+ x"),
     "gelu, one": Expansion((1, 24, 40, 41), 96, 20, outer="F.gelu", threads=1),
     "one vector and a bit": Expansion((1, 16, 14, 14), 17, 24, window=5, padding=2),
-    "large, other channels": Expansion((4, 16, 72, 64), 138, 24, narrow=True),
+    "large, other channels": Expansion((4, 16, 72, 64), 138, 24),
     "window": Expansion((1, 16, 14, 14), 96, 24, window=7, padding=3, own=False),
     "prelu, window": Expansion(
         (1, 16, 14, 14), 96, 24, window=7, padding=3, inner="self.p", outer="self.q", own=False
@@ -3252,8 +3242,7 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
         many = c.stride != 1 or expanded > 2**19
         pays = c.own and even and not (slow and many)
     elif dtype == torch.bfloat16:
-        worth = c.own and even and activated and expanded >= 2**17
-        pays = (c.narrow or worth) and has_narrow_products()
+        pays = pays and even and has_narrow_products()
     assert len(own) == (pays and has_own_kernels()), found
 
 

@@ -402,26 +402,15 @@ bool Expansion::pays() const {
   if (keeps_expanded) {  // what is left out is a concatenation
     return true;
   }
-  const auto threads = int64_t{at::get_num_threads()};
-  const auto expanded = size[0] * size[1] * channels;  // numbers, of an image
+  const auto pixels = size[0] * size[1];
   if (type == Type::bfloat16 && usesAmx()) {
     constexpr int64_t kMostOfAll = 1 << 19;  // then oneDNN is as fast, where it has the activations
     return outputs != 0 || inner.isSlow() || outer.isSlow() ||
-           (stride == 1 && images * expanded <= kMostOfAll);
-  }
-  if (type == Type::bfloat16) {  // oneDNN is faster where these stay in the caches
-    constexpr int64_t kFewest = 1 << 18;
-    constexpr int64_t kFewestOfAll = 1 << 21;
-    constexpr int64_t kFewestActivated = 1 << 17;
-    if (inner.isSlow() || outer.isSlow()) {  // longer than the products
-      return images * expanded >= kFewestActivated;
-    }
-    return images >= threads && expanded >= kFewest && images * expanded >= kFewestOfAll;
+           (stride == 1 && images * pixels * channels <= kMostOfAll);
   }
   constexpr int64_t kSmallest = 40;            // pixels; each image reads the weights
   const int64_t few = usesAvx512() ? 96 : 24;  // for a thread: reading the weights is most of it
-  const auto pixels = size[0] * size[1];
-  return pixels >= kSmallest && images * pixels >= few * threads;
+  return pixels >= kSmallest && images * pixels >= few * at::get_num_threads();
 }
 
 const char* Expansion::isa() const {
