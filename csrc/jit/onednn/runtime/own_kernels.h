@@ -1,6 +1,6 @@
 // Where a kernel of our own is to stand in for oneDNN's: what is known of its speed.
 //
-// Decisions only; own_steps.cpp makes the steps of a plan. Stateless but for the environment, which
+// Decisions only; steps/ makes those of a plan. Stateless but for the environment, which
 // is read once.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Which embeddings our own kernel looks up, in the place of PyTorch's.
 //
-// Decisions only; own_steps.cpp makes the step of a plan. Stateless but for the environment, which
+// Decisions only; steps/ makes the step of a plan. Stateless but for the environment, which
 // is read once.
 #pragma once
 

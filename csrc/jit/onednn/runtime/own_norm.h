@@ -1,7 +1,7 @@
 // Which group norms, instance norms and root-mean-square norms our own kernels compute, in the
 // place of PyTorch's.
 //
-// Decisions only; own_steps.cpp makes the step of a plan. Stateless but for the environment, which
+// Decisions only; steps/ makes the step of a plan. Stateless but for the environment, which
 // is read once.
 #pragma once
 

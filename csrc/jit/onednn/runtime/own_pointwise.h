@@ -1,6 +1,6 @@
 // Which chains of pointwise functions our own kernel computes, in the place of oneDNN's.
 //
-// Decisions only; own_steps.cpp makes the step of a plan. Stateless but for the environment, which
+// Decisions only; steps/ makes the step of a plan. Stateless but for the environment, which
 // is read once.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Which products of 8-bit numbers a kernel of our own computes, in the place of oneDNN's.
 //
-// Decisions only; own_steps.cpp makes the step of a plan. Stateless but for the environment, which
+// Decisions only; steps/ makes the step of a plan. Stateless but for the environment, which
 // is read once.
 #pragma once
 

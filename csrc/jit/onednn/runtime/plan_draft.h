@@ -1,6 +1,6 @@
 // A plan in the making: what its group computes, where the values are, and in which layouts.
 //
-// compile.cpp and own_steps.cpp add its steps, in the order of execution, and say where the results
+// compile.cpp, own_steps.cpp and steps/ add its steps, in the order of execution, and say where the results
 // of each are. Set-up code: slow, may throw CompileError; used by one thread.
 #pragma once
 
