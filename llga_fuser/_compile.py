@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from llga_fuser import _C
 from llga_fuser._autotune import autotune_here
 from llga_fuser._fpmath import FpmathMode, fpmath_value
-from llga_fuser._trace import autocast_to, cast_in_attention, freeze, trace_frozen
+from llga_fuser._trace import autocast_to, cast_in_attention, cast_in_layers, freeze, trace_frozen
 
 __all__ = ["compile"]
 
@@ -287,6 +287,7 @@ def _insert_casts(frozen: Any, dtype: torch.dtype) -> None:
     finally:
         torch._C._jit_set_autocast_mode(before)
     cast_in_attention(frozen.graph, dtype)
+    cast_in_layers(frozen.graph, dtype)
     torch._C._jit_pass_constant_propagation(frozen.graph)  # of weights
 
 

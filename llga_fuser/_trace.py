@@ -65,6 +65,8 @@ def trace_frozen(
     result = freeze(traced.eval()) if isinstance(traced, torch.nn.Module) else traced
     if dtype is not None:
         _cast_in_einsum(result.graph, dtype)
+        cast_in_layers(result.graph, dtype)
+        torch._C._jit_pass_constant_propagation(result.graph)  # of weights
     return result
 
 
@@ -76,6 +78,75 @@ def _cast_in_einsum(graph: Any, dtype: torch.dtype) -> None:
             continue
         for i in range(len(list(operands.inputs()))):
             _cast(graph, operands, i, dtype)
+
+
+# What eager's autocast casts inside of these: arguments by their names.
+_CAST_INSIDE = {
+    "aten::_transformer_encoder_layer_fwd": (
+        "src",
+        *("qkv_weight", "qkv_bias", "proj_weight", "proj_bias"),
+        *("ffn_weight_1", "ffn_bias_1", "ffn_weight_2", "ffn_bias_2"),
+    ),
+    "aten::_native_multi_head_attention": (
+        *("query", "key", "value"),
+        *("qkv_weight", "qkv_bias", "proj_weight", "proj_bias"),
+    ),
+    "aten::lstm": ("input", "hx", "params"),
+}
+
+
+def cast_in_layers(graph: Any, dtype: torch.dtype) -> None:
+    """Puts casts before layers that are one operator: eager's are inside, hidden from a trace."""
+    for kind, names in _CAST_INSIDE.items():
+        for node in graph.findAllNodes(kind, recurse=True):
+            if kind == "aten::lstm" and not _is_cast_lstm(node):
+                continue
+            given = _argument_names(node)
+            for name in names:
+                _cast_argument(graph, node, given.index(name), dtype)
+
+
+def _argument_names(node: Any) -> list[str]:
+    return [argument.name for argument in torch._C.parse_schema(node.schema()).arguments]
+
+
+def _cast_argument(graph: Any, node: Any, index: int, dtype: torch.dtype) -> None:
+    """Likewise of a tensor, or of all tensors in a list; None stays."""
+    value = node.inputsAt(index)
+    if value.type().isSubtypeOf(torch._C.TensorType.get()):
+        _cast(graph, node, index, dtype)
+        return
+    held, made = value.toIValue(), value.node()
+    if held is not None:
+        tensors = [graph.insertConstant(tensor) for tensor in held]
+        for tensor in tensors:
+            tensor.node().moveBefore(node)
+    elif made.kind() == "prim::ListConstruct":
+        tensors = list(made.inputs())
+    else:
+        return
+    operands = graph.create("prim::ListConstruct", tensors, 1).insertBefore(node)
+    operands.output().setType(value.type())
+    node.replaceInput(index, operands.output())
+    for i in range(len(tensors)):
+        _cast(graph, operands, i, dtype)
+
+
+def _is_cast_lstm(node: Any) -> bool:
+    """Whether eager computes it by oneDNN, which is what autocast casts for.
+
+    That has neither projections nor packed sequences.
+    """
+    if "batch_sizes" in _argument_names(node):
+        return False
+    options = (node.namedInput(n).toIValue() for n in ("has_biases", "num_layers", "bidirectional"))
+    biases, layers, both = options
+    if biases is None or layers is None or both is None:
+        return False
+    params = node.namedInput("params")
+    held = params.toIValue()
+    count = len(list(params.node().inputs())) if held is None else len(held)
+    return bool(count == layers * (2 if both else 1) * (4 if biases else 2))
 
 
 def cast_in_attention(graph: Any, dtype: torch.dtype) -> None:

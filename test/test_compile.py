@@ -539,6 +539,53 @@ def test_einsum_as_under_autocast(equation: str, sizes: list[tuple[int, ...]], m
             assert_same(made(*inputs), expected, tol=TOLERANCES[torch.bfloat16])
 
 
+def encoder_layer(**options: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **options)
+
+
+HIDDEN = {
+    "lstm": ("self.m(x)[0]", nn.LSTM(16, 24, batch_first=True)),
+    "lstm, states": ("y, (h, c) = self.m(x)\nreturn y, h, c", nn.LSTM(16, 24, 2)),
+    "lstm, both ways": ("self.m(x)[0]", nn.LSTM(16, 24, bidirectional=True)),
+    "lstm, no bias": ("self.m(x)[0]", nn.LSTM(16, 24, bias=False)),
+    "lstm, given states": (
+        "h = x[:1, :, :8] + 1\nreturn self.m(x, (h, h * 2))[0]",
+        nn.LSTM(16, 8),
+    ),
+    "gru": ("self.m(x)[0]", nn.GRU(16, 24)),
+    "encoder": ("self.m(x)", nn.TransformerEncoder(encoder_layer(), 2)),
+    "encoder, norm first": ("self.m(x)", encoder_layer(norm_first=True)),
+    "encoder, gelu": ("self.m(x)", encoder_layer(activation="gelu")),
+    "encoder, mask": (
+        "self.m(x, src_key_padding_mask=x[..., 0] > 2)",
+        nn.TransformerEncoder(encoder_layer(), 2),
+    ),
+    "attention": ("self.m(x, x, x)[0]", nn.MultiheadAttention(16, 2, batch_first=True)),
+    "attention, weights": ("self.m(x, x, x)", nn.MultiheadAttention(16, 2, batch_first=True)),
+    "attention of a linear layer": (
+        "y = self.l(x)\nreturn self.m(y, y, y)[0]",
+        nn.MultiheadAttention(16, 2, batch_first=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "script"])
+@pytest.mark.parametrize("case", HIDDEN)
+def test_layers_as_under_autocast(case: str, scripted: bool) -> None:
+    """Eager casts inside of operators for whole layers, where a trace does not see it."""
+    code, layer = HIDDEN[case]
+    m = net(code, m=layer, l=nn.Linear(16, 16)).eval()
+    x = torch.randn(3, 5, 16)
+    with torch.no_grad():  # the layers' kernels for inference
+        target = torch.jit.trace(m, x) if scripted else m
+    made = llga_fuser.compile(target, x, dtype=torch.bfloat16)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = m(x)
+        for _ in range(3):
+            assert_same(made(x), expected, tol=TOLERANCES[torch.bfloat16])
+
+
 def test_inside_autocast() -> None:
     """TorchScript takes another executor there; the numbers are those of a plain frozen module."""
     m, x = two_convs(), torch.randn(IMAGE)

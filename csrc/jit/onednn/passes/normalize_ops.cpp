@@ -221,8 +221,9 @@ void registerAttention() {
         const auto key = torch::jit::pop(stack).toTensor();
         const auto query = torch::jit::pop(stack).toTensor();
         const auto scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
-        const auto scores = at::matmul(query * scale, key.transpose(-2, -1));
-        torch::jit::push(stack, at::matmul(at::softmax(scores + mask, -1), value));
+        auto scores = at::matmul(query * scale, key.transpose(-2, -1));
+        scores.add_(mask);  // in the scores' type: 0 and minus infinity are in any
+        torch::jit::push(stack, at::matmul(at::softmax(scores, -1), value));
       },
       c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
