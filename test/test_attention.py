@@ -797,6 +797,44 @@ def test_attention_of_pixels_whose_order_is_seen() -> None:
         check(ends, [torch.randn(2, 32, 6, 7)], memory_format=layout)
 
 
+CHANNELS_FIRST = {
+    "written": "y = ((q @ k) / 4 + m).softmax(-1) @ v.mT",
+    "kernel": "y = F.scaled_dot_product_attention(q, k.mT, v.mT)",
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("case", CHANNELS_FIRST)
+def test_attention_of_channels_first(case: str, heads: int, autocast: bool) -> None:
+    """SqueezeBERT's: channels of all tokens come before the next one's, in the result as well.
+    What lies so is copied.
+    """
+    m = net(
+        f"q = self.q(x).view(2, {heads}, 16, 37).permute(0, 1, 3, 2)\n"
+        f"k = self.k(x).view(2, {heads}, 16, 37)\n"
+        f"v = self.v(x).view(2, {heads}, 16, 37)\n"
+        f"{CHANNELS_FIRST[case]}\n"
+        f"return y.permute(0, 1, 3, 2).contiguous().view(2, {16 * heads}, 37)",
+        "x, m",
+        q=nn.Conv1d(24, 16 * heads, 1),
+        k=nn.Conv1d(24, 16 * heads, 1),
+        v=nn.Conv1d(24, 16 * heads, 1),
+    ).eval()
+    inputs = [torch.randn(2, 24, 37), torch.randn(2, 1, 1, 37)]
+    check(m, inputs, autocast=autocast)
+    with torch.no_grad():
+        with autocast_bf16(autocast):
+            script = torch.jit.freeze(torch.jit.trace(m, inputs, check_trace=False))
+        for _ in range(4):
+            script(*inputs)
+        report = llga_fuser.report(script, *inputs, rounds=1)
+    if has_own_attention(torch.bfloat16 if autocast else torch.float32):
+        found = [p.implementation for group in report.groups for p in group.primitives]
+        assert any(name.startswith("llga_attention") for name in found), report
+
+
 @pytest.mark.parametrize("name", ["normalized", "normalized_and_scaled", "queries_normalized"])
 def test_attention_of_normalized_rows_frozen_under_autocast(name: str) -> None:
     """Which puts casts around the division, whose types it does not know."""

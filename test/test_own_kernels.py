@@ -2496,6 +2496,23 @@ def test_linear_with_an_operand_that_lies_otherwise(autocast: bool, code: str) -
         assert not any("ref" in name for name in found), found
 
 
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [37, 64, 201])
+def test_linear_layer_whose_rows_lie_otherwise(rows: int, dtype: torch.dtype) -> None:
+    """Columns of images are copied to rows."""
+    if not fuses(dtype):
+        pytest.skip("oneDNN has no bf16 kernels on this processor")
+    m = net("F.relu(self.l(x))", l=nn.Linear(256, 72)).eval()
+    x = torch.randn(3, 256, rows).transpose(1, 2)
+    check(m, [x], dtype=dtype)
+    own = has_own_kernels() if dtype == torch.float32 else has_narrow_products()
+    groups = llga_fuser.report(m.to(dtype), x.to(dtype), rounds=1).groups
+    found = {p.implementation for group in groups for p in group.primitives}
+    if own:
+        assert "llga_copy" in found and any("llga_gemm" in name for name in found), found
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
 def test_bfloat16_linear_of_one_row_with_special_values(value: float) -> None:
     if not fuses(torch.bfloat16):

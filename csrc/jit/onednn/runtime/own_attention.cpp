@@ -313,25 +313,33 @@ class Finder {
   // Whether the group moves numbers to make it.
   bool isMoved(const Value* value) const { return request_ != nullptr && movesRows(value->node()); }
 
-  // What is made of an input, with the last two dimensions swapped or not.
-  Operand4 moved(const Value* value, bool transposed) const {
+  // What is made of an input, with the last two dimensions swapped or not; or of a copy of it,
+  // whose pixels' channels lie side by side.
+  Operand4 moved(const Value* value, bool transposed) {
     const auto moves = movesBefore(value);
     const auto* source = moves.back()->input(0);
     if (source->node()->kind() != torch::jit::prim::Param) {
       refuse("data that the group computes");
     }
-    auto positions = numbered(sizesOf(source), stridesOf(source));
-    for (auto move = moves.rbegin(); move != moves.rend(); ++move) {
-      positions = afterMove(*move, positions);
+    const auto source_sizes = sizesOf(source);
+    const auto placeWith = [&](const Shape& strides) {
+      auto positions = numbered(source_sizes, strides);
+      for (auto move = moves.rbegin(); move != moves.rend(); ++move) {
+        positions = afterMove(*move, positions);
+      }
+      return placeOf(padded(transposed ? positions.transpose(-1, -2) : positions));
+    };
+    auto place = placeWith(stridesOf(source));
+    if (!place && source_sizes.size() > 1) {
+      place = placeWith(copiedTo(byPixel(source_sizes)));
+    }
+    if (!place) {
+      refuse(kApart);
     }
     const auto sizes = sizesOf(value);
     auto all = described(value, c10::TensorType::contiguousStridesOf(sizes));
     all.source = source;
-    const auto place = placeOf(padded(transposed ? positions.transpose(-1, -2) : positions));
-    if (!place) {
-      refuse(kApart);
-    }
-    all.place = *place;
+    all.place = std::move(*place);
     return all;
   }
 
@@ -361,7 +369,7 @@ class Finder {
     if (!place && sizes.size() == kRank) {
       tryAs(channelsLastStrides(sizes));
     }
-    if (!place && columns && sizes.size() > 1) {
+    if (!place && sizes.size() > 1) {
       tryAs(byPixel(sizes));
     }
     if (!place && columns) {

@@ -12,6 +12,8 @@ namespace llga {
 // (row, column) to (column, row); the strides are from row to row, and from column to column.
 void transpose(const float* from, int64_t rows, int64_t columns, int64_t from_stride, float* to,
                int64_t to_stride);
+void transpose(const uint16_t* from, int64_t rows, int64_t columns, int64_t from_stride,
+               uint16_t* to, int64_t to_stride);
 
 // Immutable; any thread may call run(), which works with as many threads as PyTorch does.
 struct Transposition {
@@ -28,8 +30,9 @@ struct Transposition {
                                          const std::vector<int64_t>& from,
                                          const std::vector<int64_t>& to);
 
-  // Any numbers of four bytes; `to` overlaps nothing.
+  // Any numbers of four or two bytes; `to` overlaps nothing.
   void run(const float* from, float* to) const;
+  void run(const uint16_t* from, uint16_t* to) const;
 };
 
 }  // namespace llga

@@ -41,7 +41,7 @@ bool ProductSteps::linear(const Ops& ops, Way way) {
     return false;
   }
   Plan::Step step;
-  bindData(step, found->data);
+  bindDataRows(step, found->image, found->data);
   if (row && !narrow) {
     bind(step, draft_.keep(matrix),
          strided(found->weight.id, at::kFloat, matrix.sizes().vec(), matrix.strides().vec(),
@@ -252,7 +252,7 @@ bool ProductSteps::narrowLinear(const Ops& ops) {
   }
   const auto matrix = found->outputs_last ? weight : matrixOf(weight);
   Plan::Step step;
-  bindData(step, found->data);
+  bindDataRows(step, image, found->data);
   if (kernel.isRow()) {
     const auto rows = matrix.t().contiguous();  // as most models have it
     bind(step, draft_.keep(rows),

@@ -93,8 +93,11 @@ bool QuantizedSteps::linear(const Ops& ops) {
   const auto& product = found->product;
   const bool image = product.op->kind() == OpKind::Convolution;
   const auto strides = rowStrides(image, product.data, product.addend, product.result);
+  const auto isDense = [&](const Operand& rows) {
+    return isContiguous(draft_.inputLayout(rows.id));
+  };
   const bool dense =
-      image || !product.addend || isContiguous(draft_.inputLayout(product.addend->id));
+      image || (isDense(product.data) && (!product.addend || isDense(*product.addend)));
   return strides && dense &&
          addProduct(
              ops, product, std::move(found->kernel), *strides,

@@ -156,7 +156,10 @@ std::optional<Shape> StepMaker::rowStrides(bool image, const Operand& data,
     return draft_.knownSlot(value.id) &&
            draft_.inputLayout(value.id).get_layout_type() == Layout::layout_type::strided;
   };
-  if (!isDense(data) || (addend && !isDense(*addend) && (image || !isStrided(*addend)))) {
+  const auto takes = [&](const Operand& value) {
+    return isDense(value) || (!image && isStrided(value));
+  };
+  if (!takes(data) || (addend && !takes(*addend))) {
     return std::nullopt;
   }
   if (image) {
@@ -313,6 +316,14 @@ size_t StepMaker::bindRows(Plan::Step& step, const Operand& rows) {
   return step.inputs.size() - 1;
 }
 
+void StepMaker::bindDataRows(Plan::Step& step, bool image, const Operand& data) {
+  if (image) {
+    bindData(step, data);
+  } else {
+    bindRows(step, data);
+  }
+}
+
 void StepMaker::addChannelsLastResult(Plan::Step& step, const Operand& result) {
   draft_.addResult(
       step, strided(result.id, result.dtype, *result.sizes, channelsLastStrides(*result.sizes)));
@@ -394,14 +405,16 @@ std::pair<Slot, Layout> StepMaker::withoutGaps(const std::pair<Slot, Layout>& fr
 }
 
 Plan::Kernel StepMaker::copyBetween(const Layout& from, const Layout& to, at::ScalarType type) {
-  if (const auto transposition =
-          Transposition::of(from.get_dims(), from.get_strides(), to.get_strides());
-      transposition && c10::elementSize(type) == sizeof(float)) {
-    return {[transposition = *transposition](auto source, auto results) {
-              transposition.run(static_cast<const float*>(source[0]),
-                                static_cast<float*>(results[0]));
-            },
-            "reorder", "llga_copy"};
+  const auto bytes = c10::elementSize(type);
+  if (const auto found = Transposition::of(from.get_dims(), from.get_strides(), to.get_strides());
+      found && (bytes == sizeof(float) || bytes == sizeof(uint16_t))) {
+    const auto with = [&]<typename T>(T) -> Plan::Kernel {
+      return {[transposition = *found](auto source, auto results) {
+                transposition.run(static_cast<const T*>(source[0]), static_cast<T*>(results[0]));
+              },
+              "reorder", "llga_copy"};
+    };
+    return bytes == sizeof(float) ? with(float{}) : with(uint16_t{});
   }
   const auto dtype = c10::isQIntType(type) ? c10::toUnderlying(type) : type;  // as plain numbers
   return {[dtype, sizes = from.get_dims(), strides = from.get_strides(),

@@ -63,10 +63,10 @@ class StepMaker {
   // Of a result that may have any, but like an addend; empty if that is not possible.
   Shape denseStrides(const std::optional<Operand>& addend, const Operand& result) const;
 
-  // Strides of the result of a linear layer or, of images, a pointwise convolution, where all are
-  // dense rows, but for what is added to those of a linear layer; nothing where they are not, or
-  // the result may not have such. `moved`: those of rows that are the result by views and
-  // transpositions, or empty.
+  // Strides of the result of a linear layer, whose operands bindRows() can bind, or, of images, a
+  // pointwise convolution, where all are dense rows; nothing where they are not, or the result may
+  // not have such. `moved`: those of rows that are the result by views and transpositions, or
+  // empty.
   std::optional<Shape> rowStrides(bool image, const Operand& data,
                                   const std::optional<Operand>& addend, const Operand& result,
                                   const Shape& moved = {}) const;
@@ -142,6 +142,9 @@ class StepMaker {
 
   // Rows one behind the other; likewise behind a step that copies them.
   size_t bindRows(Plan::Step& step, const Operand& rows);
+
+  // As bindData(), of what rowStrides() says a linear layer or, of images, a convolution can take.
+  void bindDataRows(Plan::Step& step, bool image, const Operand& data);
 
   // --- what it makes -------------------------------------------------------------------------
   void addChannelsLastResult(Plan::Step& step, const Operand& result);
