@@ -3093,10 +3093,10 @@ def check_second_image(m: nn.Module, x: Tensor, value: float, threads: int) -> N
             assert result[0].isfinite().all()
 
 
-def pays_to_expand(images: int, pixels: int, threads: int) -> bool:
-    """Without matrix units: reading the weights is not most of it."""
-    fewest = (24 if has_avx2_kernels() else 96) * threads
-    return pixels >= 40 and images * pixels >= fewest
+def pays_to_expand(images: int, pixels: int, threads: int, dtype: torch.dtype) -> bool:
+    """Reading the weights is not most of it; not for bfloat16 with matrix units."""
+    good = has_matrix_units() or (dtype == torch.bfloat16 and not has_avx2_kernels())
+    return pixels >= 40 and images * pixels >= (96 if good else 24) * threads
 
 
 class Expansion(NamedTuple):
@@ -3112,6 +3112,7 @@ class Expansion(NamedTuple):
     outer: str = "F.relu6"
     bias: bool = True
     sum: str = ""
+    last: str = ""  # activation behind all
     groups: int = 1  # fusion groups
     threads: int = 2
     own: bool = True
@@ -3164,6 +3165,9 @@ EXPANSIONS = {
     "prelu, two": Expansion((1, 16, 96, 80), 112, inner="self.p", outer="self.q"),
     "prelu, by channels": Expansion((1, 96, 14, 14), 576, inner="self.p", outer="self.q"),
     "large, prelu": Expansion((4, 16, 72, 64), 128, 24, inner="self.p", outer="self.q"),
+    "relu behind": Expansion((1, 16, 25, 5), 96, 24, last="F.relu"),
+    "relu6 behind a sum": Expansion((1, 24, 14, 14), 576, 24, sum="+ x", last="F.relu6", groups=2),
+    "hardswish behind, rows": Expansion((2, 96, 14, 14), 576, 96, last="F.hardswish"),
     "two, odd channels": Expansion((1, 16, 96, 80), 97),
     "two, a few more channels than 64": Expansion((2, 16, 40, 42), 72, outer="F.silu"),
     "two, less than a vector with AVX-512": Expansion((1, 16, 40, 42), 12, stride=2),
@@ -3219,7 +3223,7 @@ def expansion(case: Expansion) -> nn.Module:
     code = f"self.e({code})" if c.outputs else code
     code = f"{c.sum}{code}" if c.sum.endswith(" ") else f"{code} {c.sum}"
     module = net(
-        code,
+        f"{c.last}({code})",
         c=nn.Conv2d(c.size[1], c.channels, 1, bias=c.bias),
         d=d,
         e=nn.Conv2d(c.channels, max(c.outputs, 1), 1, bias=c.bias),
@@ -3250,7 +3254,7 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     last = m.to(memory_format=torch.channels_last).to(dtype)
     found = kernels_of(last, x.to(dtype, memory_format=torch.channels_last))
     own = [name for name in found if name.startswith("llga_expansion")]
-    pays = c.own and pays_to_expand(c.size[0], math.prod(c.size[2:]), c.threads)
+    pays = c.own and pays_to_expand(c.size[0], math.prod(c.size[2:]), c.threads, dtype)
     activated = not {"F.silu", "F.gelu", "self.p", "self.q"}.isdisjoint((c.inner, c.outer))
     expanded = c.channels * c.size[0] * math.prod(c.size[2:])
     even = c.size[1] % 2 == 0 and c.channels % 2 == 0
@@ -3480,7 +3484,7 @@ def test_first_convolutions(case: str, layout: str) -> None:
     found = kernels_of(m, x)
     with torch.no_grad():
         pixels = math.prod(m.c(x).shape[2:])
-    pays = c.own and pays_to_expand(c.size[0], pixels, c.threads)
+    pays = c.own and pays_to_expand(c.size[0], pixels, c.threads, torch.float32)
     own = [name for name in found if name.startswith("llga_expansion")]
     assert len(own) == (pays and has_own_kernels()), found
     if fuses(torch.bfloat16):

@@ -88,7 +88,8 @@ Division divided(const Expansion& e, int64_t parts) {
   Division best{1, std::min(parts, e.result_size[0])};
   // No part has fewer channels than a vector holds.
   const bool whole = e.channels % depthwise::kernels().width == 0;
-  const bool may = whole && (e.outputs == 0 || e.type == Expansion::Type::float32);
+  const bool sums = e.type == Expansion::Type::float32 && e.last == Rectifier::none;
+  const bool may = whole && (e.outputs == 0 || sums);
   const auto most = may ? std::min(parts, at::ceil_div(e.channels, Linear::kernels().panel)) : 1;
   auto least = most > 1 ? costOf(e, best) : 0;
   for (int64_t channels = 2; channels <= most; ++channels) {
@@ -257,7 +258,7 @@ class Worker {
       const auto at = pixel * e_.outputs;
       const auto panel = Linear::kernels().panel;
       const auto* weight = static_cast<const T*>(data_.projection) + part_.first_channel * panel;
-      multiply(gemm::ProblemOf<T, T>{pixels, part_.channels, e_.outputs, Rectifier::none, lines,
+      multiply(gemm::ProblemOf<T, T>{pixels, part_.channels, e_.outputs, e_.last, lines,
                                      part_.channels, weight, e_.channels * panel, bias,
                                      addend != nullptr ? addend + at : nullptr, result + at});
     }
@@ -269,7 +270,7 @@ class Worker {
     auto* to = static_cast<float*>(part_.result) + at;
     const auto* addend = static_cast<const float*>(data_.addend);
     multiply(gemm::ProblemOf<Bfloat16, float>{
-        pixels, e_.channels, e_.outputs, Rectifier::none, lines, e_.channels,
+        pixels, e_.channels, e_.outputs, e_.last, lines, e_.channels,
         static_cast<const Bfloat16*>(data_.projection), e_.channels * Linear::kernels().panel,
         data_.projection_bias, addend != nullptr ? addend + at : nullptr, to});
   }
@@ -408,8 +409,10 @@ bool Expansion::pays() const {
     return outputs != 0 || inner.isSlow() || outer.isSlow() ||
            (stride == 1 && images * pixels * channels <= kMostOfAll);
   }
-  constexpr int64_t kSmallest = 40;            // pixels; each image reads the weights
-  const int64_t few = usesAvx512() ? 96 : 24;  // for a thread: reading the weights is most of it
+  constexpr int64_t kSmallest = 40;  // pixels; each image reads the weights
+  // For a thread: reading the weights is most of it, where oneDNN's kernels are good.
+  const bool good = usesAmx() || (type == Type::bfloat16 && usesAvx512());
+  const int64_t few = good ? 96 : 24;
   return pixels >= kSmallest && images * pixels >= few * at::get_num_threads();
 }
 

@@ -65,7 +65,8 @@ struct Expansion {
   std::optional<First> first = {};  // or it is pointwise
   Applied inner;
   Applied outer;
-  int64_t outputs = 0;  // of the projection; 0: there is none
+  int64_t outputs = 0;               // of the projection; 0: there is none
+  Rectifier last = Rectifier::none;  // behind it, and the addend
   // The result has what is expanded, too. No projection; and as many pixels are in a result.
   bool keeps_expanded = false;
 

@@ -1108,6 +1108,10 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
       found.addend = addend;
       found.result = ops[next - 1]->outputs()[0];
     }
+    if (next < ops.size() && ops[next]->inputs()[0].id == found.result.id) {
+      kernel.last = rectifierOf(*ops[next]);
+      found.result = kernel.last != Rectifier::none ? ops[next++]->outputs()[0] : found.result;
+    }
   }
   if (found.projection == nullptr && next < ops.size() && ops[next]->kind() == OpKind::Concat &&
       ops[next]->get_attr<int64_t>(Attr::axis) == 1) {

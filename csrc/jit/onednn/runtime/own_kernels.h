@@ -239,9 +239,9 @@ struct FoundExpansion {
 };
 
 // A whole group that is a pointwise convolution of float32 or bfloat16 images and a depthwise one,
-// each maybe with an activation, and maybe another pointwise one, a cast to float32 and an
-// addition, or the concatenation of what both give; nothing for other groups, or where that is
-// slower. Images and addend have to be channels last. In the place of the pointwise one may be a
+// each maybe with an activation, and maybe another pointwise one, a cast to float32, an addition
+// and a rectifier, or the concatenation of what both give; nothing for other groups, or where that
+// is slower. Images and addend have to be channels last. In the place of the pointwise one may be a
 // small convolution of a few float32 planes, of any strides.
 std::optional<FoundExpansion> expansion(const LoweredGraph& graph);
 
