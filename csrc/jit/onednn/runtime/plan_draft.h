@@ -1,7 +1,7 @@
 // A plan in the making: what its group computes, where the values are, and in which layouts.
 //
-// compile.cpp, own_steps.cpp and steps/ add its steps, in the order of execution, and say where the results
-// of each are. Set-up code: slow, may throw CompileError; used by one thread.
+// compile.cpp, own_steps.cpp and steps/ add its steps, in the order of execution, and say where the
+// results of each are. Set-up code: slow, may throw CompileError; used by one thread.
 #pragma once
 
 #include "jit/onednn/runtime/compile.h"
