@@ -1,7 +1,7 @@
 // Where a kernel of our own is to stand in for oneDNN's: what is known of its speed.
 //
-// Decisions only; steps/ makes those of a plan. Stateless but for the environment, which
-// is read once.
+// Decisions only; steps/ makes the steps of a plan. Stateless but for the environment, which is
+// read once.
 #pragma once
 
 #include <array>
