@@ -39,17 +39,17 @@ void transposeSquare(__m128i (&v)[8]) {
   __m128i pairs[8];
   __m128i fours[8];
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // rows 2 * i and 2 * i + 1
-    interleave<2>(v[2 * i], v[2 * i + 1], pairs[2 * i], pairs[2 * i + 1]);
+  for (size_t i = 0; i < 8; i += 2) {  // rows i and i + 1
+    interleave<2>(v[i], v[i + 1], pairs[i], pairs[i + 1]);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // of four rows each
-    const int first = i / 2 * 4 + i % 2;
-    interleave<4>(pairs[first], pairs[first + 2], fours[2 * i], fours[2 * i + 1]);
+  for (size_t i = 0; i < 8; i += 2) {  // of four rows each
+    const auto first = i / 4 * 4 + i / 2 % 2;
+    interleave<4>(pairs[first], pairs[first + 2], fours[i], fours[i + 1]);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    interleave<8>(fours[i], fours[i + 4], v[2 * i], v[2 * i + 1]);
+  for (size_t i = 0; i < 8; i += 2) {
+    interleave<8>(fours[i / 2], fours[i / 2 + 4], v[i], v[i + 1]);
   }
 }
 
