@@ -1108,10 +1108,11 @@ std::optional<FoundExpansion> expansion(const LoweredGraph& graph) {
       found.addend = addend;
       found.result = ops[next - 1]->outputs()[0];
     }
-    if (next < ops.size() && ops[next]->inputs()[0].id == found.result.id) {
-      kernel.last = rectifierOf(*ops[next]);
-      found.result = kernel.last != Rectifier::none ? ops[next++]->outputs()[0] : found.result;
+    const auto last = takeActivation(ops, next, found.result);
+    if (last.activation) {
+      return std::nullopt;
     }
+    kernel.last = last.rectifier;
   }
   if (found.projection == nullptr && next < ops.size() && ops[next]->kind() == OpKind::Concat &&
       ops[next]->get_attr<int64_t>(Attr::axis) == 1) {

@@ -112,14 +112,13 @@ bool addOwnStep(PlanDraft& draft, const Ops& partition, Way way) {
   const bool usual = way == Way::usual;
   return (usual && (convolutions.grouped(partition) || convolutions.depthwise(partition) ||
                     convolutions.volume(partition) || convolutions.direct(partition) ||
-                    convolutions.transposed(partition))) ||
-         (usual &&
-          (pointwise.batchNorm(partition) || concats.concat(partition) ||
-           concats.concatOfRows(partition) || ReductionSteps(draft).reduction(partition) ||
-           pointwise.softmax(partition) || ResamplingSteps(draft).resampling(partition))) ||
-         (usual && (quantized.linear(partition) || quantized.convolution(partition) ||
-                    quantized.mean(partition) || quantized.maxPool(partition) ||
-                    products.narrowLinear(partition) || convolutions.narrow(partition))) ||
+                    convolutions.transposed(partition) || pointwise.batchNorm(partition) ||
+                    concats.concat(partition) || concats.concatOfRows(partition) ||
+                    ReductionSteps(draft).reduction(partition) || pointwise.softmax(partition) ||
+                    ResamplingSteps(draft).resampling(partition) || quantized.linear(partition) ||
+                    quantized.convolution(partition) || quantized.mean(partition) ||
+                    quantized.maxPool(partition) || products.narrowLinear(partition) ||
+                    convolutions.narrow(partition))) ||
          convolutions.winograd(partition, way) ||
          (usual && products.convolutionOfPlanes(partition)) || products.linear(partition, way) ||
          (usual && products.product(partition)) || pointwise.activation(partition) ||

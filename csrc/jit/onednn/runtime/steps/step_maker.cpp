@@ -145,19 +145,13 @@ std::optional<Shape> StepMaker::rowStrides(bool image, const Operand& data,
                                            const Operand& result, const Shape& moved) const {
   // Of one pixel, rows are images in both orders.
   const bool rows = !image || (*data.sizes)[2] * (*data.sizes)[3] == 1;
-  const auto isDense = [&](const Operand& value) {
+  const auto takes = [&](const Operand& value) {
     if (!draft_.knownSlot(value.id)) {
       return false;
     }
     const auto layout = draft_.inputLayout(value.id);
-    return (image && isChannelsLast(layout, value)) || (rows && isContiguous(layout));
-  };
-  const auto isStrided = [&](const Operand& value) {
-    return draft_.knownSlot(value.id) &&
-           draft_.inputLayout(value.id).get_layout_type() == Layout::layout_type::strided;
-  };
-  const auto takes = [&](const Operand& value) {
-    return isDense(value) || (!image && isStrided(value));
+    return image ? isChannelsLast(layout, value) || (rows && isContiguous(layout))
+                 : layout.get_layout_type() == Layout::layout_type::strided;
   };
   if (!takes(data) || (addend && !takes(*addend))) {
     return std::nullopt;
@@ -173,8 +167,7 @@ std::optional<Shape> StepMaker::rowStrides(bool image, const Operand& data,
 }
 
 bool StepMaker::isFromImages(const Operand& data, const Operand& result) const {
-  return draft_.group_outputs.size() == 1 && draft_.group_outputs.count(result.id) != 0 &&
-         draft_.knownSlot(data.id) && overChannelsLast(data, result);
+  return isOnlyResult(result) && draft_.knownSlot(data.id) && overChannelsLast(data, result);
 }
 
 bool StepMaker::isOnlyResult(const Operand& result) const {

@@ -125,9 +125,9 @@ void UnloweredSteps::rmsNorm(const FoundRmsNorm& found) {
 void UnloweredSteps::rotary(const FoundRotary& found) {
   Plan::Step step;
   auto kernel = found.kernel;
-  kernel.strides = rowStrides(step, found.data, kernel.sizes);
-  kernel.cos_strides = rowStrides(step, found.cos, kernel.sizes);
-  kernel.sin_strides = rowStrides(step, found.sin, kernel.sizes);
+  kernel.strides = bindRowsWithin(step, found.data, kernel.sizes);
+  kernel.cos_strides = bindRowsWithin(step, found.cos, kernel.sizes);
+  kernel.sin_strides = bindRowsWithin(step, found.sin, kernel.sizes);
   const auto* result = behind(found.result);
   const auto facts = draft_.request.facts->tensor(result);
   kernel.result_strides.assign(facts.strides->begin(), facts.strides->end() - 1);
@@ -323,7 +323,7 @@ void UnloweredSteps::bindRecurrentParameters(Plan::Step& step, const FoundRecurr
   }
 }
 
-Shape UnloweredSteps::rowStrides(Plan::Step& step, const Value* value, const Shape& sizes) {
+Shape UnloweredSteps::bindRowsWithin(Plan::Step& step, const Value* value, const Shape& sizes) {
   auto data = located(value);
   if (data.second.get_strides().back() != 1) {
     data = copied(data, value);

@@ -43,7 +43,7 @@ class UnloweredSteps : public StepMaker {
 
   // Binds rows of numbers, and returns the strides of the dimensions before, as of a tensor that is
   // expanded to `sizes` of those.
-  Shape rowStrides(Plan::Step& step, const Value* value, const Shape& sizes);
+  Shape bindRowsWithin(Plan::Step& step, const Value* value, const Shape& sizes);
 };
 
 }  // namespace llga
