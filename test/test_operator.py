@@ -31,7 +31,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import llga_fuser
-from util import GROUP, assert_same, fuses, leaves, net, restored, to_script, twin, walk
+from util import (
+    GROUP,
+    assert_same,
+    fuses,
+    has_own_kernels,
+    leaves,
+    net,
+    restored,
+    to_script,
+    twin,
+    walk,
+)
 
 pytestmark = pytest.mark.usefixtures("fuser")
 
@@ -710,6 +721,44 @@ def test_products_of_matrices_in_any_order(case: str) -> None:
     kernels = [p.implementation for group in report.groups for p in group.primitives]
     assert any(p.kind == "matmul" for group in report.groups for p in group.primitives), report
     assert not any("ref" in kernel for kernel in kernels), kernels
+
+
+@pytest.mark.parametrize("code", ["self.d(x) * x", "self.d(x) * y", "self.d(self.c(x)) - x"])
+def test_images_in_planes_behind_a_convolution(code: str) -> None:
+    """As operands of binary ops: oneDNN has a reference kernel for depthwise convolutions then."""
+    code = f"x, y = x.reshape(1, 192, 7, 7), y.reshape(1, 192, 7, 7)\nreturn self.c({code})"
+    m = net(code, "x, y", c=nn.Conv2d(192, 192, 1), d=nn.Conv2d(192, 192, 3, 1, 1, groups=192))
+    x, y = torch.randn(2, 1, 192, 49)
+    script = warmed(to_script(m.eval(), [x, y], scripted=False, freeze=True), x, y)
+    with torch.no_grad():
+        assert_same(script(x, y), m(x, y))
+    report = llga_fuser.report(script, x, y, rounds=1)
+    kernels = [p.implementation for group in report.groups for p in group.primitives]
+    assert kernels and not any(kernel.startswith("ref") for kernel in kernels), report
+
+
+@pytest.mark.parametrize("pixels", [5, 12])
+@pytest.mark.parametrize("order", ["x - y", "y - x"])
+def test_pointwise_of_planes_and_channels_last(order: str, pixels: int) -> None:
+    """Channels last, as what reads images takes them; where there are many, behind a copy."""
+    channels = 144
+    code = f"x = x.reshape(1, {channels}, {pixels}, -1)\ny = self.c(y)\n"
+    code += f"return self.d(0.5 * ({order}) + x)"
+    m = net(
+        code,
+        "x, y",
+        c=nn.Conv2d(channels, channels, 1),
+        d=nn.Conv2d(channels, channels, 3, 1, 1),
+    ).eval()
+    x, y = torch.randn(1, channels, pixels**2), torch.randn(1, channels, pixels, pixels)
+    script = warmed(to_script(m, [x, y], scripted=False, freeze=True), x, y)
+    with torch.no_grad():
+        assert_same(script(x, y), m(x, y))
+    report = llga_fuser.report(script, x, y, rounds=1)
+    if not has_own_kernels():
+        return
+    for group in report.groups[:-1]:
+        assert group.outputs[0].layout == "channels last", report
 
 
 def largest_of_tokens(x: Tensor) -> Tensor:

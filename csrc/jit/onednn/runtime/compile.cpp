@@ -37,6 +37,9 @@ class PlanCompiler {
     }
     lower();
     addCopiesWithoutGaps(draft_);
+    if (draft_.request.division != Division::onednn) {
+      addCopiesOfPlanes(draft_);
+    }
     const bool own = draft_.request.division != Division::onednn && addOwnGroup(draft_);
     if (!own && !addOwnChain()) {
       for (const auto& partition : partitions()) {

@@ -99,6 +99,12 @@ void addCopiesWithoutGaps(PlanDraft& draft) {
   }
 }
 
+void addCopiesOfPlanes(PlanDraft& draft) {
+  if (ownKernelsAnywhere()) {
+    StepMaker(draft).replacePlanes();
+  }
+}
+
 std::pair<Slot, Layout> addInterleaved(PlanDraft& draft, const Layout& images) {
   return StepMaker(draft).interleaved(images);
 }

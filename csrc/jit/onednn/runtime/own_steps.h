@@ -19,6 +19,10 @@ bool isUnlowered(const CompileRequest& request);
 // memory between their numbers and any kernel would not take that. To be called before all others.
 void addCopiesWithoutGaps(PlanDraft& draft);
 
+// Likewise images in planes to channels last, where oneDNN would take them beside such: for some of
+// these it has reference kernels only.
+void addCopiesOfPlanes(PlanDraft& draft);
+
 // One step for a whole group: a concatenation and a batch norm, the block of a MobileNet, a squeeze
 // and excitation, a mean over pixels, an activation alone, or a chain of pointwise functions.
 bool addOwnGroup(PlanDraft& draft);

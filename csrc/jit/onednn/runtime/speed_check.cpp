@@ -1,5 +1,6 @@
 #include "jit/onednn/runtime/speed_check.h"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/jit/passes/canonicalize.h>
@@ -16,6 +17,8 @@
 namespace llga {
 namespace {
 
+namespace aten = torch::jit::aten;
+
 // A reference kernel is slower by far more than noise: no need for a fine scale. But with more
 // threads than idle cores, one of OpenMP's barriers can take longer than the work; so what looks
 // slow is repeated until one run shows that it isn't, or for a while.
@@ -23,6 +26,7 @@ constexpr double kWorthALook = 100e-6;      // seconds of one run
 constexpr double kWithoutProducts = 20e-6;  // likewise: to look at a softmax takes less
 constexpr double kSlow = 4;                 // times as long as the subgraph
 constexpr double kWhile = 50e-3;            // seconds of all runs
+constexpr double kFewProducts = 5e8;        // in a second and thread: a reference kernel's
 
 std::atomic<bool>& checking() {
   static std::atomic<bool> on = !switchedOff("LLGA_FUSER_SPEED_CHECK");
@@ -104,6 +108,32 @@ bool hasProduct(const Graph& subgraph) {
   return std::any_of(nodes.begin(), nodes.end(), isProduct);
 }
 
+// Multiplications that convolutions and matrix products of the subgraph come to, at least.
+double multiplicationsOf(const Graph& subgraph, const Facts& facts) {
+  const auto numbersOf = [](const Shape& sizes) {
+    return static_cast<double>(c10::multiply_integers(sizes));
+  };
+  double all = 0;
+  for (const auto* node : computations(subgraph)) {
+    if (!isProduct(node)) {
+      continue;
+    }
+    const bool adds = node->kind() == aten::addmm || node->kind() == aten::baddbmm;
+    const auto data = facts.tensor(node->input(adds ? 1 : 0)).sizes;
+    const auto other = facts.tensor(node->input(adds ? 2 : 1)).sizes;
+    const auto result = facts.tensor(node->output()).sizes;
+    if (!data || !other || !result || data->empty() || other->empty()) {
+      continue;
+    }
+    // Of a convolution each number of the result, of a transposed one each number of the data, is
+    // multiplied by as many as a row of the weight has.
+    all += node->hasNamedInput("stride") ? std::min(numbersOf(*data), numbersOf(*result)) *
+                                               numbersOf({other->begin() + 1, other->end()})
+                                         : numbersOf(*result) * static_cast<double>(data->back());
+  }
+  return all;
+}
+
 }  // namespace
 
 void believe(TooSlow verdict, TooSlow::Time until, int64_t patience) {
@@ -147,10 +177,11 @@ CheckedPlan compileChecked(CompileRequest request, const torch::jit::Stack& inpu
   }
   // What either took may be mostly that it ran for the first time.
   auto known = first.seconds;
-  if (products && once < known) {
+  const auto usual = kFewProducts * request.threads * once;
+  if (products && once < known && multiplicationsOf(*request.subgraph, *request.facts) > usual) {
     return {plan};
   }
-  for (int i = 0; i < 3 && once < kSlow * known; ++i) {
+  for (int i = 0; i < 3; ++i) {
     known = std::min(known, secondsOf(run_subgraph));
   }
   if (once < kSlow * known) {

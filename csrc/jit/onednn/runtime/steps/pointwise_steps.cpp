@@ -150,6 +150,11 @@ bool PointwiseSteps::pointwise(const Ops& ops) {
       strides = wanted.get_strides();
     }
   }
+  for (const auto i : c10::irange(layouts.size())) {  // whose readers take such images as they are
+    if (!strides && found->data[i].sizes == sizes && isChannelsLast(layouts[i], found->data[i])) {
+      strides = layouts[i].get_strides();
+    }
+  }
   for (const auto i : c10::irange(layouts.size())) {
     if (!strides && found->data[i].sizes == sizes && !hasGaps(sizes, layouts[i].get_strides())) {
       strides = layouts[i].get_strides();

@@ -6,9 +6,11 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <set>
 
 #include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/linear.h"
+#include "jit/onednn/runtime/own_pointwise.h"
 #include "jit/onednn/runtime/releasable_weights.h"
 #include "jit/onednn/runtime/transposition.h"
 #include "jit/onednn/runtime/vector_loops.h"
@@ -20,6 +22,65 @@ void StepMaker::replaceByCopy(const Operand& input) {
       withoutGaps({*draft_.knownSlot(input.id), draft_.inputLayout(input.id)}, input.dtype);
   draft_.slots.insert_or_assign(input.id, slot);
   draft_.layouts.insert_or_assign(input.id, layout);
+}
+
+void StepMaker::replacePlanes() {
+  for (const auto& images : planesBesideChannelsLast()) {
+    const auto from = draft_.inputLayout(images.id);
+    const auto to =
+        strided(images.id, images.dtype, *images.sizes, channelsLastStrides(*images.sizes));
+    const auto [slot, layout] = copied({*draft_.knownSlot(images.id), from}, to, images.dtype);
+    draft_.slots.insert_or_assign(images.id, slot);
+    draft_.layouts.insert_or_assign(images.id, layout);
+  }
+}
+
+std::vector<Operand> StepMaker::planesBesideChannelsLast() const {
+  constexpr int64_t kMany = 1 << 14;  // numbers; fewer our pointwise kernel takes as they are
+  const auto& ops = draft_.lowered.ops;
+  const bool pointwise = std::all_of(ops.begin(), ops.end(), isPointwise);
+  const auto mayLieSo = [](const Operand& images) {
+    const auto strides = images.sizes ? channelsLastStrides(*images.sizes) : Shape{};
+    return !strides.empty() && canonicalStrides(*images.sizes, strides) == strides;
+  };
+  std::set<Shape> beside;      // sizes of images that are channels last
+  std::vector<size_t> planar;  // what has to lie otherwise, and what that is computed of
+  for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+    const auto& result = op->outputs()[0];
+    const auto isPlanar = [&](const Operand& value) {
+      const bool given = draft_.group_outputs.count(value.id) != 0 && mayLieSo(value);
+      return (given && !mayBeChannelsLast(value)) ||
+             std::find(planar.begin(), planar.end(), value.id) != planar.end();
+    };
+    if (op->kind() == OpKind::Convolution && mayLieSo(result)) {
+      beside.insert(*result.sizes);
+    }
+    for (const auto& input : op->inputs()) {
+      if (isPointwise(*op) && isPlanar(result)) {
+        planar.push_back(input.id);
+      }
+      if (draft_.group_inputs.count(input.id) != 0 && mayLieSo(input) &&
+          isChannelsLast(draft_.inputLayout(input.id), input)) {
+        beside.insert(*input.sizes);
+      }
+    }
+  }
+  std::vector<Operand> found;
+  for (const auto& op : ops) {
+    for (const auto& input : op.inputs()) {
+      const auto isInput = [&](const Operand& other) { return other.id == input.id; };
+      const bool images = draft_.group_inputs.count(input.id) != 0 && mayLieSo(input) &&
+                          (input.dtype == at::kFloat || input.dtype == at::kBFloat16);
+      if (isPointwise(op) && images && input.sizes == op.outputs()[0].sizes &&
+          beside.count(*input.sizes) != 0 && isContiguous(draft_.inputLayout(input.id)) &&
+          (!pointwise || c10::multiply_integers(*input.sizes) >= kMany) &&
+          std::find(planar.begin(), planar.end(), input.id) == planar.end() &&
+          std::none_of(found.begin(), found.end(), isInput)) {
+        found.push_back(input);
+      }
+    }
+  }
+  return found;
 }
 
 std::pair<Slot, Layout> StepMaker::interleaved(const Layout& from) {

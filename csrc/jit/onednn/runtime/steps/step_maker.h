@@ -25,6 +25,10 @@ class StepMaker {
   // A step that copies an input of the group to dense memory, which is read in its place.
   void replaceByCopy(const Operand& input);
 
+  // Steps that copy images in planes to channels last, to be read in their place: operands of what
+  // follows a convolution, and of pointwise functions that read channels last, too.
+  void replacePlanes();
+
   // Contiguous images, copied to channels last by a step: where they will be.
   std::pair<Slot, Layout> interleaved(const Layout& from);
 
@@ -73,6 +77,9 @@ class StepMaker {
 
   // A group whose only result a step writes: `result`, of channels-last images from `data`.
   bool isFromImages(const Operand& data, const Operand& result) const;
+
+  // Of what replacePlanes() replaces.
+  std::vector<Operand> planesBesideChannelsLast() const;
 
   // Whether it is what the group gives, and all of that.
   bool isOnlyResult(const Operand& result) const;
