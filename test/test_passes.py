@@ -27,7 +27,6 @@ from util import (
     fused_graph,
     fuses,
     has_matrix_units,
-    has_narrow_products,
     has_own_attention,
     has_own_kernels,
     net,
@@ -3466,7 +3465,7 @@ def test_branches_of_bfloat16_that_are_added_in_float32(
     groups: int, in_place: bool, frozen_inside: bool
 ) -> None:
     """Depthwise ones become one convolution of float32, for which nothing is rounded."""
-    if not has_narrow_products():
+    if not fuses(torch.bfloat16):
         pytest.skip("bfloat16 is computed in float32 on this processor")
     torch.manual_seed(0)
     m = TokenMixer(groups, in_place).eval()
@@ -3501,6 +3500,56 @@ def test_branches_of_bfloat16_that_are_added_in_float32(
     names = "+".join(group.name for group in report.groups)
     assert names.count("conv") == (3 if groups == 16 else 5), report
     assert ("batch_norm" in names) == (groups != 16), report
+
+
+RESIDUALS = {
+    # Code, and what is left of convolutions and additions.
+    "residual": ("return x + self.d(x)", (1, 0)),
+    "in the other order": ("return self.d(x) + x", (1, 0)),
+    "difference": ("return self.d(x) - x", (1, 0)),
+    "one after the other": ("x = x + self.d(x)\nreturn x + self.e(x)", (2, 0)),
+    "twice the image": ("return x + (self.d(x) + x)", (1, 0)),
+    "gate": ("return x + self.s * (self.d(x) - x)", (1, 0)),
+    "dilated": ("return x + self.g(x)", (1, 0)),
+    "dense": ("return x + self.c(x)", (1, 1)),
+    "strided": ("return x[..., ::2, ::2] + self.h(x)", (1, 1)),
+    "of another image": ("return x.flip(-1) + self.d(x)", (1, 1)),
+    "one of two windows at a corner": ("return x + self.b(F.pad(x, [0, 1, 0, 1]))", (1, 1)),
+    "result wanted": ("y = self.d(x)\nreturn torch.cat([x + y, y])", (1, 1)),
+    "written to": ("y = x + self.d(x)\nx.mul_(2.0)\nreturn y", (1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", RESIDUALS)
+def test_residuals_of_depthwise_convolutions(case: str) -> None:
+    """What is added to what is computed of it is one more of the window's factors."""
+    code, left = RESIDUALS[case]
+    torch.manual_seed(0)
+    m = net(
+        code,
+        b=nn.Conv2d(8, 8, 2, groups=8),
+        c=nn.Conv2d(8, 8, 3, 1, 1),
+        d=nn.Conv2d(8, 8, 3, 1, 1, groups=8),
+        e=nn.Conv2d(8, 8, (5, 1), 1, (2, 0), groups=8, bias=False),
+        g=nn.Conv2d(8, 8, 3, 1, 2, dilation=2, groups=8),
+        h=nn.Conv2d(8, 8, 3, 2, 1, groups=8),
+        s=torch.rand(8, 1, 1),
+    ).eval()
+    x = torch.randn(2, 8, 10, 8)
+    with torch.no_grad():
+        script = torch.jit.freeze(torch.jit.trace(m, x.clone(), check_trace=False))
+    graph = script.graph.copy()
+    graph.eraseInput(0)
+    _C.run_pass("merge_branches", graph)
+    torch._C._jit_pass_lint(graph)
+    found = Counter(node.kind() for node in walk(graph))
+    sums = found["aten::add"] + found["aten::sub"]
+    assert (found["aten::_convolution"], sums) == left, graph
+    function = torch._C._create_function_from_graph("f", graph)
+    for size in (x.shape, (1, 8, 6, 12)):
+        y = torch.randn(size)
+        with torch.no_grad():
+            torch.testing.assert_close(function(y.clone()), m(y.clone()), rtol=1e-5, atol=1e-5)
 
 
 class Shifted(torch.nn.Module):

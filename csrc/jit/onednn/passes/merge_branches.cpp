@@ -11,9 +11,11 @@
 //   %6 : Tensor = llga::of_batch(%7, %x)
 //
 // Sums, differences, numbers that are added, and constant factors of each channel may be in
-// between. A batch norm takes another dimension for its channels if %x is an image without a batch,
-// which aten::conv2d takes, but no traced convolution; where the rank is not proven,
-// llga::of_batch, which costs nothing inside a group, holds what was there before, for such.
+// between. Of depthwise convolutions %x itself may be a branch: residuals, as position encodings
+// by convolution have them. A batch norm takes another dimension for its channels if %x is an image
+// without a batch, which aten::conv2d takes, but no traced convolution; where the rank is not
+// proven, llga::of_batch, which costs nothing inside a group, holds what was there before, for
+// such.
 //
 // Only for constant parameters and for branches that nothing else reads. Merged parameters are
 // rounded to the data type that they had, once; results of branches, each of which was rounded, are
@@ -139,6 +141,13 @@ std::optional<Branch> normOf(const Node* node) {
   return affine ? std::optional(Branch{std::nullopt, affine->scale, affine->shift}) : std::nullopt;
 }
 
+// What a convolution reads, as a branch beside it.
+Branch identityLike(const Node* convolution) {
+  const auto channels = constantTensor(convolution->input(1)).size(1) *
+                        intOf(convolution->namedInput("groups")).value();
+  return {std::nullopt, at::ones({channels}, at::kDouble), at::zeros({channels}, at::kDouble)};
+}
+
 // The factors as the convolution of one pixel that they are, to go with `like`; none if that one
 // makes another number of pixels or of channels.
 std::optional<Branch> asConvolution(const Branch& factors, const Branch& like) {
@@ -219,9 +228,10 @@ Dtype castOf(const Node* cast) {
 }
 
 // What autocast, while the module was traced or now, rounds to it.
-Value* unrounded(Value* value) {
-  const auto* node = value->node();
-  return isPlainCast(node) && castOf(node) == at::kBFloat16 ? value->node()->input(0) : value;
+template <typename AnyValue>  // Value or const Value
+AnyValue* unrounded(AnyValue* value) {
+  auto* node = value->node();
+  return isPlainCast(node) && castOf(node) == at::kBFloat16 ? node->input(0) : value;
 }
 
 bool isDepthwise(const Node* convolution) {
@@ -235,6 +245,7 @@ struct Tree {
   Node* root = nullptr;
   Value* source = nullptr;
   bool one_source = true;  // that nobody rounds alone
+  bool identity = false;   // the source itself is a branch
   bool casts = false;      // between branches and sum
   bool wide = false;       // merged in float32, of convolutions in bfloat16
   bool narrow_source = false;
@@ -247,6 +258,11 @@ struct Tree {
   std::unordered_map<const Node*, std::optional<Branch>> branches;  // what nodes compute
 };
 
+// Rounded or not.
+bool isSource(const Value* value, const Tree& tree) {
+  return unrounded(value) == unrounded(static_cast<const Value*>(tree.source));
+}
+
 class Finder {
  public:
   explicit Finder(const GraphPtr& graph) : graph_(graph) {
@@ -254,8 +270,58 @@ class Finder {
   }
 
   std::optional<Tree> find(Node* root) {
+    for (auto* source : sourcesBelow(root)) {
+      if (auto tree = find(root, source)) {
+        return tree;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // What convolutions near the root read, of which all of its tree may be a function.
+  static std::vector<Value*> sourcesBelow(Node* root) {
+    constexpr size_t kMany = 32;  // a residual is a sum of all that is before it
+    std::vector<Node*> nodes{root};
+    std::vector<Value*> found;
+    for (size_t i = 0; i < nodes.size() && nodes.size() < kMany; ++i) {
+      auto* node = nodes[i];
+      const auto inputs = operandsOf(node);
+      for (auto* value : inputs) {
+        if (std::find(nodes.begin(), nodes.end(), value->node()) == nodes.end()) {
+          nodes.push_back(value->node());
+        }
+      }
+      const bool known = !isConvolution(node) ||
+                         std::find(found.begin(), found.end(), node->input(0)) != found.end();
+      if (!known) {
+        found.push_back(node->input(0));
+      }
+    }
+    return found;
+  }
+
+  // What a linear function of each channel, but for those that branches are, is computed of.
+  static std::vector<Value*> operandsOf(Node* node) {
+    switch (node->kind()) {
+      case aten::add:
+      case aten::sub:
+        return numberOf(node->input(1)) || !isTensor(node->input(1))
+                   ? std::vector<Value*>{node->input(0)}
+                   : std::vector<Value*>{node->input(0), node->input(1)};
+      case aten::mul:
+        return {node->input(1 - factorAt(node))};
+      default:
+        return node->kind() == asTargetKind() ? std::vector<Value*>{node->input(0), node->input(1)}
+               : isPlainCast(node)            ? std::vector<Value*>{node->input(0)}
+                                              : std::vector<Value*>{};
+    }
+  }
+
+  std::optional<Tree> find(Node* root, Value* source) {
     Tree tree;
     tree.root = root;
+    tree.source = source;
     if (!collect(root->output(), tree) || tree.convolutions.empty() || tree.nodes.size() < 2 ||
         !isRead(tree) || isWritten(tree)) {
       return std::nullopt;
@@ -274,9 +340,13 @@ class Finder {
     return merge(tree, *dtype) ? std::optional(std::move(tree)) : std::nullopt;
   }
 
- private:
   static bool collect(Value* value, Tree& tree) {
     auto* node = value->node();
+    if (isSource(value, tree)) {
+      tree.identity = true;
+      tree.one_source = tree.one_source && isSame(tree.source, value);
+      return true;
+    }
     if (node->owningBlock() != tree.root->owningBlock()) {
       return false;
     }
@@ -311,11 +381,8 @@ class Finder {
         }
         tree.convolutions.push_back(node);
     }
-    if (tree.source == nullptr) {
-      tree.source = node->input(0);
-    }
     tree.one_source = tree.one_source && isSame(tree.source, node->input(0));
-    return unrounded(tree.source) == unrounded(node->input(0));
+    return isSource(node->input(0), tree);
   }
 
   // By itself alone. A norm may have other readers, for which it stays.
@@ -354,10 +421,14 @@ class Finder {
     if (!same || (dtype == at::kFloat && (within_autocast_ || tree.casts || !tree.one_source))) {
       return std::nullopt;
     }
+    if (tree.identity &&
+        !std::all_of(tree.convolutions.begin(), tree.convolutions.end(), isDepthwise)) {
+      return std::nullopt;
+    }
     if (dtype != at::kBFloat16) {
       return dtype == at::kFloat ? Dtype(dtype) : std::nullopt;
     }
-    const bool narrow = tree.one_source && tree.norms.empty() &&
+    const bool narrow = tree.one_source && tree.norms.empty() && !tree.identity &&
                         std::all_of(tree.nodes.begin(), tree.nodes.end(), [&](const Node* node) {
                           return node->kind() != aten::mul && types_.of(node->output()) == dtype;
                         });
@@ -388,6 +459,9 @@ class Finder {
   }
 
   static const std::optional<Branch>& branch(const Value* value, Tree& tree) {
+    if (isSource(value, tree)) {
+      return tree.branches[nullptr] = identityLike(tree.convolutions.front());
+    }
     const auto known = tree.branches.find(value->node());
     return known != tree.branches.end()
                ? known->second
