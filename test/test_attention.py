@@ -18,6 +18,7 @@ from llga_fuser import _models
 from util import (
     MODES,
     TOLERANCES,
+    Tolerance,
     assert_same,
     autocast_bf16,
     check,
@@ -614,8 +615,10 @@ WINDOWS = {
 def test_windows(case: str, mode: str) -> None:
     """What cuts an image into windows, and puts it together again, is in the attention's group."""
     c = WINDOWS[case]
-    found = check(c.module(), [torch.randn(*c.image)], **MODES[mode])
     dtype = torch.float32 if mode == "traced" else torch.bfloat16
+    # Computed in float32, nothing is rounded for which eager's rounding would make up.
+    tol = Tolerance(6 * 2.0**-8) if mode == "bf16" and not fuses(dtype) else None
+    found = check(c.module(), [torch.randn(*c.image)], tol=tol, **MODES[mode])
     if mode == "scripted" or not has_own_attention(dtype) or not fuses(dtype):
         return
     moves = {"aten::roll", "aten::reshape", "aten::select", "aten::zero_", "aten::clone"}
@@ -854,7 +857,7 @@ def test_attention_of_normalized_rows_frozen_under_autocast(name: str) -> None:
             with autocast_bf16(autocast):
                 assert_same(script(x), expected, tol=TOLERANCES[torch.bfloat16])
         groups = llga_fuser.report(script, x, rounds=1).groups
-    if has_own_attention(torch.bfloat16):
+    if has_own_attention(torch.bfloat16) and fuses(torch.bfloat16):
         kinds = [[op.kind for op in group.ops] for group in groups]
         attention = next(group for group in kinds if "aten::softmax" in group)
         norms = 1 if name == "queries_normalized" else 2
