@@ -2234,6 +2234,7 @@ _HF: dict[str, _Kind] = {
         encoder_attention_heads=20,
         decoder_attention_heads=20,
     ),
+    "blip_vision": _vision("BlipVisionModel", **_FOUR, image_size=224),
     "bloom": _decoder("BloomModel", hidden_size=512, n_layer=4, n_head=8),
     "camembert": _text("CamembertModel", 30522, **_FOUR),
     "canine": _text("CanineModel", 1000, num_hidden_layers=4),
@@ -2246,7 +2247,14 @@ _HF: dict[str, _Kind] = {
         {"input_ids": _ids(49406, 77), "attention_mask": _ones(77)},
     ),
     "clip_vision": _vision("CLIPVisionModel", num_hidden_layers=4),
+    "codegen": _decoder("CodeGenModel", n_embd=512, n_layer=4, n_head=8, rotary_dim=32),
     "cohere": _decoder("CohereModel", **_SMALL),
+    "conditional_detr": _Kind(
+        "ConditionalDetrConfig",
+        "ConditionalDetrModel",
+        {"use_timm_backbone": False, "backbone": None, "encoder_layers": 3, "decoder_layers": 3},
+        {"pixel_values": _image(3, 320, 320)},
+    ),
     "convbert": _text("ConvBertModel", 30522, **_FOUR),
     "convnextv2": _vision("ConvNextV2Model", hidden_sizes=[48, 96, 192, 384]),
     "cvt": _vision("CvtModel", embed_dim=[64, 192, 384], depth=[1, 2, 4]),
@@ -2281,6 +2289,7 @@ _HF: dict[str, _Kind] = {
         *("DPTForDepthEstimation", 224), **_FOUR, backbone_out_indices=[0, 1, 2, 3], image_size=224
     )._replace(config="DPTConfig"),
     "electra": _text("ElectraModel", 30522),
+    "ernie": _text("ErnieModel", 18000, vocab_size=18000, **_FOUR),
     "esm": _text(
         *("EsmModel", 33), vocab_size=33, pad_token_id=1, position_embedding_type="rotary", **_FOUR
     ),
@@ -2291,9 +2300,12 @@ _HF: dict[str, _Kind] = {
     "focalnet": _vision("FocalNetModel", depths=[2, 2, 2, 2]),
     "funnel": _text("FunnelModel", 30522, block_sizes=[2, 2, 2]),
     "gemma": _decoder("GemmaModel", **_SMALL, num_key_value_heads=1, head_dim=64),
+    "gemma2": _decoder("Gemma2Model", **_SMALL, num_key_value_heads=4, head_dim=64),
     "gemma3": _decoder("Gemma3TextModel", **_SMALL, num_key_value_heads=4, head_dim=64),
+    "glm": _decoder("GlmModel", **_SMALL, num_key_value_heads=2, head_dim=64, pad_token_id=0),
     "glpn": _vision("GLPNForDepthEstimation")._replace(config="GLPNConfig"),
     "gpt2": _text("GPT2Model", 50257, n_layer=6),
+    "gpt_bigcode": _decoder("GPTBigCodeModel", n_embd=512, n_layer=4, n_head=8),
     "gpt_neo": _decoder(
         *("GPTNeoModel", 32000),
         hidden_size=512,
@@ -2303,6 +2315,7 @@ _HF: dict[str, _Kind] = {
     ),
     "gpt_neox": _decoder("GPTNeoXModel", **{**_SMALL, "intermediate_size": 2048}),
     "gptj": _decoder("GPTJModel", n_embd=512, n_layer=4, n_head=8, rotary_dim=64),
+    "granite": _decoder("GraniteModel", **_SMALL),
     "hiera": _vision("HieraModel", depths=[1, 2, 2, 2]),
     "hubert": _Kind("HubertConfig", "HubertModel", {**_FOUR}, {"input_values": _normal(16000)}),
     "layoutlm": _Kind(
@@ -2310,9 +2323,19 @@ _HF: dict[str, _Kind] = {
         {"input_ids": _ids(30522, 128), "bbox": _ids(1, 128, 4)},
     ),
     "levit": _vision("LevitModel"),
+    "lfm2": _decoder("Lfm2Model", **_SMALL),
     "llama": _decoder("LlamaModel", **_SMALL),
     "longformer": _text("LongformerModel", 50265, attention_window=64, **_FOUR),
     "mamba": _decoder("MambaModel", hidden_size=512, num_hidden_layers=4),
+    "marian": _both(
+        "MarianModel",
+        32000,
+        **{**_SEQ4, "d_model": 512, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048},
+        vocab_size=32000,
+        pad_token_id=0,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+    ),
     "minilm": _text(
         *("BertModel", 30522),
         hidden_size=384,
@@ -2321,7 +2344,9 @@ _HF: dict[str, _Kind] = {
     ),
     "mistral": _decoder("MistralModel", **_SMALL, num_key_value_heads=4),
     "mobilebert": _text("MobileBertModel", 30522, num_hidden_layers=12),
+    "mobilenet_v1": _vision("MobileNetV1Model"),
     "mobilevit": _vision("MobileViTModel", 256),
+    "mobilevitv2": _vision("MobileViTV2Model", 256),
     "modernbert": _text("ModernBertModel", 50368, **_FOUR),
     "moonshine": _Kind(
         *("MoonshineConfig", "MoonshineModel"),
@@ -2329,15 +2354,24 @@ _HF: dict[str, _Kind] = {
         {"input_values": _normal(16000), "decoder_input_ids": _ids(30000, 16)},
     ),
     "mpnet": _text("MPNetModel", 30527, **_FOUR),
+    "mpt": _decoder("MptModel", d_model=512, n_heads=8, n_layers=4),
     "mt5": _both("MT5Model", 32000, **_T5, vocab_size=32000, d_ff=1024, num_heads=6)._replace(
         calibrated=False
     ),
+    "nemotron": _decoder("NemotronModel", **_SMALL, num_key_value_heads=8),
     "nystromformer": _text("NystromformerModel", 30000, **_FOUR),
+    "olmo2": _decoder("Olmo2Model", **_SMALL),
     "opt": _decoder(
         "OPTModel",
         32000,
         **{**_FOUR, "hidden_size": 512, "ffn_dim": 2048, "num_attention_heads": 8},
         word_embed_proj_dim=512,
+    ),
+    "owlvit_vision": _vision("OwlViTVisionModel", **_FOUR, image_size=224),
+    "patchtsmixer": _Kind(
+        *("PatchTSMixerConfig", "PatchTSMixerModel"),
+        {"num_input_channels": 7, "context_length": 512, "patch_length": 16, "patch_stride": 8},
+        {"past_values": _normal(512, 7)},
     ),
     "patchtst": _Kind(
         *("PatchTSTConfig", "PatchTSTModel"),
@@ -2345,26 +2379,49 @@ _HF: dict[str, _Kind] = {
         {"past_values": _normal(512, 7)},
     ),
     "phi": _decoder("PhiModel", **{**_SMALL, "intermediate_size": 2048}),
+    "phi3": _decoder("Phi3Model", **_SMALL, pad_token_id=0),
     "poolformer": _vision("PoolFormerModel"),
     "pvt": _vision("PvtModel"),
     "pvt_v2": _vision("PvtV2Model"),
     "qwen2": _decoder("Qwen2Model", **_SMALL, num_key_value_heads=2),
     "qwen3": _decoder("Qwen3Model", **_SMALL, num_key_value_heads=2, head_dim=64),
+    "rembert": _text("RemBertModel", 30000, vocab_size=30000, **_SMALL),
     "roberta": _text("RobertaModel", 50265, **_FOUR),
     "roformer": _text("RoFormerModel", 30522, vocab_size=30522, **_FOUR),
+    "rt_detr": _Kind(*("RTDetrConfig", "RTDetrModel", {}), {"pixel_values": _image(3, 320, 320)}),
+    "sam_vision": _vision(
+        "SamVisionModel", 256, **_FOUR, image_size=256, global_attn_indexes=[1, 3]
+    ),
     "segformer": _vision("SegformerModel"),
+    "sew": _Kind("SEWConfig", "SEWModel", {**_FOUR}, {"input_values": _normal(16000)}),
     "siglip_vision": _vision("SiglipVisionModel", **_FOUR),
     "squeezebert": _text("SqueezeBertModel", 30522, **_FOUR),
+    "stablelm": _decoder("StableLmModel", **_SMALL, num_key_value_heads=8),
+    "starcoder2": _decoder("Starcoder2Model", **_SMALL),
     "swin2sr": _vision("Swin2SRModel", 64, depths=[2, 2], num_heads=[6, 6]),
     "swinv2": _vision("Swinv2Model", depths=[2, 2, 2, 2]),
     "t5": _both("T5Model", 32000, **_T5, vocab_size=32000)._replace(calibrated=False),
+    "timesformer": _Kind(
+        *("TimesformerConfig", "TimesformerModel", {**_FOUR, "num_frames": 4}),
+        {"pixel_values": _normal(4, 3, 224, 224)},
+    ),
+    "upernet": _vision("UperNetForSemanticSegmentation")._replace(config="UperNetConfig"),
+    "videomae": _Kind(
+        *("VideoMAEConfig", "VideoMAEModel", {**_FOUR, "num_frames": 4}),
+        {"pixel_values": _normal(4, 3, 224, 224)},
+    ),
     "vit": _vision("ViTModel", **_FOUR),
+    "vitdet": _vision("VitDetModel", **_FOUR),
     "vivit": _Kind(
         *("VivitConfig", "VivitModel", {**_FOUR, "num_frames": 8}),
         {"pixel_values": _normal(8, 3, 224, 224)},
     ),
     "wav2vec2": _Kind(
         "Wav2Vec2Config", "Wav2Vec2Model", {**_FOUR}, {"input_values": _normal(16000)}
+    ),
+    "wav2vec2_conformer": _Kind(
+        *("Wav2Vec2ConformerConfig", "Wav2Vec2ConformerModel", {**_FOUR}),
+        {"input_values": _normal(16000)},
     ),
     "wavlm": _Kind("WavLMConfig", "WavLMModel", {**_FOUR}, {"input_values": _normal(16000)}),
     "whisper": _Kind(

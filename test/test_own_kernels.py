@@ -3267,6 +3267,21 @@ def test_expansion(case: str, dtype: torch.dtype) -> None:
     assert len(own) == (pays and has_own_kernels()), found
 
 
+@pytest.mark.parametrize("channels", [480, 536])
+def test_expansion_by_large_weights(channels: int) -> None:
+    """Those of Xception's blocks, which expand nothing, leave the caches: products of all rows read
+    them once.
+    """
+    m = expansion(Expansion((1, channels, 10, 10), channels, channels))
+    x = torch.randn(1, channels, 10, 10)
+    torch.set_num_threads(1)
+    check(m, [x], memory_format=torch.channels_last)
+    last = m.to(memory_format=torch.channels_last)
+    found = kernels_of(last, x.to(memory_format=torch.channels_last))
+    own = any(name.startswith("llga_expansion") for name in found)
+    assert own == (has_own_kernels() and (has_avx2_kernels() or channels == 480)), found
+
+
 class Ghost(NamedTuple):
     """What is expanded, and a depthwise convolution of that, one behind the other."""
 

@@ -3029,6 +3029,36 @@ def test_fold_scale_that_makes_float32_of_bfloat16(size: tuple[int, ...]) -> Non
     check(m, [x], autocast=True)
 
 
+HALF_STEPS = {
+    # Code, and whether the factor becomes part of the layer.
+    "half a step": ("x + 0.5 * self.l(x)", True),
+    "in the other order": ("self.l(x) * 0.1 + x", True),
+    "an integer": ("self.c(x) * 2 + x", True),
+    "a difference": ("x - 0.5 * self.l(x)", False),
+    "no sum": ("0.5 * self.l(x)", False),
+    "zero": ("x + 0.0 * self.l(x)", False),
+    "read twice": ("y = self.l(x)\nreturn x + 0.5 * y, y", False),
+}
+
+
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "scripted"])
+@pytest.mark.parametrize("case", HALF_STEPS)
+def test_fold_scale_of_half_steps(case: str, traced: bool) -> None:
+    """A number in front of a sum is part of the layer (Conformers, Inception-ResNet)."""
+    code, folded = HALF_STEPS[case]
+    m = net(code, l=torch.nn.Linear(8, 8), c=torch.nn.Conv2d(3, 3, 3, padding=1)).eval()
+    x = torch.randn(2, 3, 5, 8)
+    with torch.no_grad():
+        script = torch.jit.freeze(torch.jit.trace(m, x) if traced else torch.jit.script(m))
+        graph = script.graph.copy()
+        _C.run_pass("fold_scale", graph)
+        torch._C._jit_pass_lint(graph)
+        assert ("aten::mul" not in kinds(graph)) == folded, graph
+        got = torch._C._create_function_from_graph("f", graph)(script, x)
+        torch.testing.assert_close(got, m(x))
+    check(m, [x], scripted=not traced)
+
+
 class LearnableAffine(torch.nn.Module):
     """PP-HGNet's: a number behind ReLU, and one that is added."""
 

@@ -265,6 +265,17 @@ at::Tensor constantTensor(const Value* value) {
   return known && known->isTensor() ? known->toTensor() : at::Tensor();
 }
 
+std::optional<double> numberOf(const Value* value) {
+  const auto known = torch::jit::toIValue(value);
+  if (known && (known->isInt() || known->isDouble())) {
+    return known->toScalar().toDouble();
+  }
+  const auto tensor = constantTensor(value);
+  return tensor.defined() && tensor.dim() == 0 && !tensor.is_complex() && tensor.is_cpu()
+             ? std::optional(tensor.item().toDouble())
+             : std::nullopt;
+}
+
 std::optional<int64_t> intOf(const Value* value) {
   const auto known = torch::jit::toIValue(value);
   return known && known->isInt() ? std::optional(known->toInt()) : std::nullopt;

@@ -165,6 +165,9 @@ std::optional<std::vector<int64_t>> intsOf(const Value* value);
 // The tensor that `value` is, if it is a constant; undefined otherwise.
 at::Tensor constantTensor(const Value* value);
 
+// The number that `value` is, if it is a constant: a trace writes some as tensors of no dimensions.
+std::optional<double> numberOf(const Value* value);
+
 // True if `value` is the constant True.
 bool isTrue(const Value* value);
 

@@ -8,6 +8,9 @@
 //   %2 : Tensor = aten::linear(%x, %scaled, %shifted)
 //   %4 : Tensor = aten::permute(%2, [0, 3, 1, 2])
 //
+// So does one number in front of a sum: the half steps of Conformers, residuals that are scaled
+// down (Inception-ResNet, EDSR).
+//
 // So does one number behind ReLU, and another one that is added to it: PP-HGNet's, which learns
 // both.
 //
@@ -62,6 +65,14 @@ class Finder {
   explicit Finder(const GraphPtr& graph) : graph_(graph) {}
 
   std::optional<Folded> find(Node* mul) {
+    if (const auto number = numberOf(mul->input(1)); number && sumBehind(mul) != nullptr) {
+      auto found = fold(mul, mul->input(0), at::full({}, *number, at::kDouble));
+      const bool exact = found && found->weight.scalar_type() == at::kFloat;
+      return exact && !written(*found) ? found : std::nullopt;
+    }
+    if (!isTensor(mul->input(1))) {
+      return std::nullopt;
+    }
     for (const size_t i : {0, 1}) {
       const auto factor = constantTensor(mul->input(1 - i));
       if (!factor.defined() || factor.scalar_type() != at::kFloat) {
@@ -223,6 +234,9 @@ class Finder {
       axis = from - dims.begin() - count;
     }
     const auto least = product.kind() == aten::linear ? 1 : weight.dim() - 1;
+    if (factor.scalar_type() == at::kDouble) {  // a number
+      return factor.expand({weight.size(0)});
+    }
     if (factor.dim() > static_cast<int64_t>(rank.value_or(static_cast<size_t>(least))) ||
         -axis > factor.dim() || factor.size(axis) != weight.size(0) ||
         factor.numel() != weight.size(0)) {
@@ -282,7 +296,7 @@ void foldScale(const GraphPtr& graph) {
   Finder finder(graph);
   std::vector<Folded> found;
   walk(graph->block(), [&](Node* node) {
-    if (node->kind() != aten::mul || !isTensor(node->input(1))) {
+    if (node->kind() != aten::mul) {
       return;
     }
     if (auto folded = finder.find(node)) {

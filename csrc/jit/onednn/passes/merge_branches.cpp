@@ -69,18 +69,6 @@ void registerOfBatch() {
       c10::AliasAnalysisKind::FROM_SCHEMA)});
 }
 
-// What a trace writes for a number may be a tensor of no dimensions.
-std::optional<double> numberOf(const Value* value) {
-  const auto known = toIValue(value);
-  if (known && (known->isInt() || known->isDouble())) {
-    return known->toScalar().toDouble();
-  }
-  const auto tensor = constantTensor(value);
-  return tensor.defined() && tensor.dim() == 0 && !tensor.is_complex() && tensor.is_cpu()
-             ? std::optional(tensor.item().toDouble())
-             : std::nullopt;
-}
-
 bool isFactor(const Value* value) { return constantTensor(value).defined() || numberOf(value); }
 
 // Of aten::mul, which operand is a constant, if one is.

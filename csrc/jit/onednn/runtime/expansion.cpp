@@ -410,6 +410,13 @@ bool Expansion::pays() const {
            (stride == 1 && images * pixels * channels <= kMostOfAll);
   }
   constexpr int64_t kSmallest = 40;  // pixels; each image reads the weights
+  // A few rows after the other read all weights, which a product that takes more rows reads once.
+  constexpr int64_t kMostWeights = 1 << 21;  // bytes
+  const auto item = type == Type::float32 ? sizeof(float) : sizeof(Bfloat16);
+  const auto weights = channels * (inputs + outputs) * static_cast<int64_t>(item);
+  if (usesAvx512() && channels < 2 * inputs && weights > kMostWeights) {
+    return false;
+  }
   // For a thread: reading the weights is most of it, where oneDNN's kernels are good.
   const bool good = usesAmx() || (type == Type::bfloat16 && usesAvx512());
   const int64_t few = good ? 96 : 24;
