@@ -67,8 +67,9 @@ class Finder {
   std::optional<Folded> find(Node* mul) {
     if (const auto number = numberOf(mul->input(1)); number && sumBehind(mul) != nullptr) {
       auto found = fold(mul, mul->input(0), at::full({}, *number, at::kDouble));
-      const bool exact = found && found->weight.scalar_type() == at::kFloat;
-      return exact && !written(*found) ? found : std::nullopt;
+      if (found && found->weight.scalar_type() == at::kFloat && !written(*found)) {
+        return found;
+      }
     }
     if (!isTensor(mul->input(1))) {
       return std::nullopt;

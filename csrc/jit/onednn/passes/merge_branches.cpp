@@ -269,27 +269,27 @@ class Finder {
  private:
   // What convolutions near the root read, of which all of its tree may be a function.
   static std::vector<Value*> sourcesBelow(Node* root) {
-    constexpr size_t kMany = 32;  // a residual is a sum of all that is before it
+    constexpr size_t kMany = 64;  // a residual is a sum of all that is before it
     std::vector<Node*> nodes{root};
     std::vector<Value*> found;
-    for (size_t i = 0; i < nodes.size() && nodes.size() < kMany; ++i) {
+    const auto isNew = [](const auto& list, auto* item) {
+      return std::find(list.begin(), list.end(), item) == list.end();
+    };
+    for (size_t i = 0; i < nodes.size(); ++i) {
       auto* node = nodes[i];
-      const auto inputs = operandsOf(node);
-      for (auto* value : inputs) {
-        if (std::find(nodes.begin(), nodes.end(), value->node()) == nodes.end()) {
+      for (auto* value : operandsOf(node)) {
+        if (nodes.size() < kMany && isNew(nodes, value->node())) {
           nodes.push_back(value->node());
         }
       }
-      const bool known = !isConvolution(node) ||
-                         std::find(found.begin(), found.end(), node->input(0)) != found.end();
-      if (!known) {
+      if (isConvolution(node) && isNew(found, node->input(0))) {
         found.push_back(node->input(0));
       }
     }
     return found;
   }
 
-  // What a linear function of each channel, but for those that branches are, is computed of.
+  // What a sum or product, or a cast of one, is computed of; nothing for what may be a branch.
   static std::vector<Value*> operandsOf(Node* node) {
     switch (node->kind()) {
       case aten::add:
