@@ -17,6 +17,9 @@
 // proven, llga::of_batch, which costs nothing inside a group, holds what was there before, for
 // such.
 //
+// Where branches multiply an infinity by factors of either sign, eager's sum is NaN; that of the
+// merged factor is an infinity, or NaN if it is 0.
+//
 // Only for constant parameters and for branches that nothing else reads. Merged parameters are
 // rounded to the data type that they had, once; results of branches, each of which was rounded, are
 // no more. Float32 is not merged into parameters of bfloat16, neither a norm's factors nor a sum,
