@@ -246,7 +246,8 @@ struct Tree {
   bool of_batch = false;  // it may be called with an image without a batch
   at::Tensor weight;      // of the convolution that all of it is
   at::Tensor bias;
-  std::unordered_map<const Node*, std::optional<Branch>> branches;  // what nodes compute
+  std::unordered_map<const Node*, std::optional<Branch>> branches;  // what nodes compute; of null
+                                                                    // the source
 };
 
 // Rounded or not.
@@ -450,13 +451,13 @@ class Finder {
   }
 
   static const std::optional<Branch>& branch(const Value* value, Tree& tree) {
-    if (isSource(value, tree)) {
-      return tree.branches[nullptr] = identityLike(tree.convolutions.front());
+    const auto* node = isSource(value, tree) ? nullptr : value->node();
+    const auto known = tree.branches.find(node);
+    if (known != tree.branches.end()) {
+      return known->second;
     }
-    const auto known = tree.branches.find(value->node());
-    return known != tree.branches.end()
-               ? known->second
-               : tree.branches[value->node()] = compute(value->node(), tree);
+    return tree.branches[node] =
+               node != nullptr ? compute(node, tree) : identityLike(tree.convolutions.front());
   }
 
   static std::optional<Branch> compute(const Node* node, Tree& tree) {

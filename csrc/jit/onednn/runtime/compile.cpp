@@ -37,10 +37,11 @@ class PlanCompiler {
     }
     lower();
     addCopiesWithoutGaps(draft_);
-    if (draft_.request.division != Division::onednn) {
+    const bool may_be_own = draft_.request.division != Division::onednn;
+    if (may_be_own) {
       addCopiesOfPlanes(draft_);
     }
-    const bool own = draft_.request.division != Division::onednn && addOwnGroup(draft_);
+    const bool own = may_be_own && addOwnGroup(draft_);
     if (!own && !addOwnChain()) {
       for (const auto& partition : partitions()) {
         const auto ops = opsOf(partition);

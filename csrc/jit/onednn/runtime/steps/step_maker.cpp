@@ -18,10 +18,13 @@
 namespace llga {
 
 void StepMaker::replaceByCopy(const Operand& input) {
-  const auto [slot, layout] =
-      withoutGaps({*draft_.knownSlot(input.id), draft_.inputLayout(input.id)}, input.dtype);
-  draft_.slots.insert_or_assign(input.id, slot);
-  draft_.layouts.insert_or_assign(input.id, layout);
+  replace(input.id,
+          withoutGaps({*draft_.knownSlot(input.id), draft_.inputLayout(input.id)}, input.dtype));
+}
+
+void StepMaker::replace(size_t id, const std::pair<Slot, Layout>& by) {
+  draft_.slots.insert_or_assign(id, by.first);
+  draft_.layouts.insert_or_assign(id, by.second);
 }
 
 void StepMaker::replacePlanes() {
@@ -29,9 +32,7 @@ void StepMaker::replacePlanes() {
     const auto from = draft_.inputLayout(images.id);
     const auto to =
         strided(images.id, images.dtype, *images.sizes, channelsLastStrides(*images.sizes));
-    const auto [slot, layout] = copied({*draft_.knownSlot(images.id), from}, to, images.dtype);
-    draft_.slots.insert_or_assign(images.id, slot);
-    draft_.layouts.insert_or_assign(images.id, layout);
+    replace(images.id, copied({*draft_.knownSlot(images.id), from}, to, images.dtype));
   }
 }
 
@@ -43,21 +44,18 @@ std::vector<Operand> StepMaker::planesBesideChannelsLast() const {
     const auto strides = images.sizes ? channelsLastStrides(*images.sizes) : Shape{};
     return !strides.empty() && canonicalStrides(*images.sizes, strides) == strides;
   };
-  std::set<Shape> beside;      // sizes of images that are channels last
-  std::vector<size_t> planar;  // what has to lie otherwise, and what that is computed of
+  std::set<Shape> beside;   // sizes of images that are channels last
+  std::set<size_t> planar;  // what has to lie otherwise, and what that is computed of
   for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
     const auto& result = op->outputs()[0];
-    const auto isPlanar = [&](const Operand& value) {
-      const bool given = draft_.group_outputs.count(value.id) != 0 && mayLieSo(value);
-      return (given && !mayBeChannelsLast(value)) ||
-             std::find(planar.begin(), planar.end(), value.id) != planar.end();
-    };
+    const bool given = draft_.group_outputs.count(result.id) != 0 && mayLieSo(result);
+    const bool is_planar = (given && !mayBeChannelsLast(result)) || planar.count(result.id) != 0;
     if (op->kind() == OpKind::Convolution && mayLieSo(result)) {
       beside.insert(*result.sizes);
     }
     for (const auto& input : op->inputs()) {
-      if (isPointwise(*op) && isPlanar(result)) {
-        planar.push_back(input.id);
+      if (isPointwise(*op) && is_planar) {
+        planar.insert(input.id);
       }
       if (draft_.group_inputs.count(input.id) != 0 && mayLieSo(input) &&
           isChannelsLast(draft_.inputLayout(input.id), input)) {
@@ -74,8 +72,7 @@ std::vector<Operand> StepMaker::planesBesideChannelsLast() const {
       if (isPointwise(op) && images && input.sizes == op.outputs()[0].sizes &&
           beside.count(*input.sizes) != 0 && isContiguous(draft_.inputLayout(input.id)) &&
           (!pointwise || c10::multiply_integers(*input.sizes) >= kMany) &&
-          std::find(planar.begin(), planar.end(), input.id) == planar.end() &&
-          std::none_of(found.begin(), found.end(), isInput)) {
+          planar.count(input.id) == 0 && std::none_of(found.begin(), found.end(), isInput)) {
         found.push_back(input);
       }
     }

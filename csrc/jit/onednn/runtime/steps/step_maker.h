@@ -81,6 +81,9 @@ class StepMaker {
   // Of what replacePlanes() replaces.
   std::vector<Operand> planesBesideChannelsLast() const;
 
+  // Makes steps read something else in the place of a value.
+  void replace(size_t id, const std::pair<Slot, Layout>& by);
+
   // Whether it is what the group gives, and all of that.
   bool isOnlyResult(const Operand& result) const;
 
