@@ -25,6 +25,9 @@
 //    ->
 //      %5 : Tensor = aten::max_pool3d(%3, ...)
 //      %6 : Tensor = aten::to(%5, %float32, ...)
+//    Likewise what is concatenated, if all or some of it is widened and the rest is of the same
+//    reduced precision (torch.jit.freeze makes such graphs: what it folds into a weight widens no
+//    more). A batch norm of what was widened, whose result is only rounded, reads it before.
 // 3. A cast to the data type that its input has by construction is its input, and so is one back to
 //    what its input was widened from.
 //
@@ -36,6 +39,7 @@
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "jit/onednn/passes/known_types.h"
 #include "jit/onednn/passes/passes.h"
@@ -224,60 +228,127 @@ void narrowOps(const GraphPtr& graph) {
   }
 }
 
-// The cast that makes float32 of a tensor which is of reduced precision for sure and not written
-// to; or null.
-Node* widenedBy(const Value* value, KnownTypes& types, const torch::jit::AliasDb& aliases) {
-  auto* cast = const_cast<Node*>(value->node());
-  if (castsTo(cast) != at::kFloat || !isPlainCast(cast) || aliases.hasWriters(value)) {
-    return nullptr;
-  }
-  const auto* source = cast->input(0);
-  const bool is = isReducedPrecision(types.of(source)) && types.isCertain(source) &&
-                  !aliases.hasWriters(source);
-  return is ? cast : nullptr;
-}
+// Moves casts of a graph behind what picks numbers, and drops those around what rounds once anyway.
+class LateCasts {
+ public:
+  explicit LateCasts(const GraphPtr& graph) : graph_(graph), types_(none_), aliases_(graph) {}
 
-// Takes numbers before they are widened. Returns the cast behind; or null, and nothing is done.
-Node* pickNarrow(Node* node, KnownTypes& types, const torch::jit::AliasDb& aliases) {
-  auto* cast = widenedBy(node->input(0), types, aliases);
-  if (cast == nullptr || aliases.hasWriters(node->output())) {
-    return nullptr;
+  void run() {
+    walk(graph_->block(), [&](Node* node) {
+      auto* widened = picksOfCasts(node) ? pickNarrow(node) : nullptr;
+      if (node->kind() == aten::batch_norm) {
+        normalizeNarrow(node);
+      }
+      types_.learn(node);
+      if (widened != nullptr) {
+        types_.learn(widened);
+      }
+    });
   }
-  const auto dtype = types.of(cast->input(0));
-  auto* result = node->output();
-  auto* widened = node->owningGraph()->createClone(cast, [](Value* value) { return value; });
-  widened->insertAfter(node);
-  widened->output()->setType(result->type());
-  result->replaceAllUsesAfterNodeWith(widened, widened->output());
-  widened->replaceInput(0, result);
-  node->replaceInput(0, cast->input(0));
-  setDtype(result, *dtype);
-  for (const auto& use : std::vector<Use>(widened->output()->uses())) {
-    const bool back = castsTo(use.user) == dtype || reducesTo(use.user) == dtype;
-    if (back && isPlainCast(use.user) && !aliases.hasWriters(use.user->output())) {
-      use.user->output()->replaceAllUsesWith(result);
+
+  // Ops that pick numbers, of which a trace under autocast widens all or some.
+  static bool picksOfCasts(const Node* node) {
+    return node->kind() == aten::max_pool3d ||
+           (node->kind() == aten::cat && isConcatenated(node->input(0)->node()));
+  }
+
+ private:
+  // Of reduced precision for sure, and not written to.
+  bool isNarrow(const Value* value) {
+    return isReducedPrecision(types_.of(value)) && types_.isCertain(value) &&
+           !aliases_.hasWriters(value);
+  }
+
+  // The cast that makes float32 of such a tensor; or null.
+  Node* widenedBy(const Value* value) {
+    auto* cast = const_cast<Node*>(value->node());
+    const bool is = castsTo(cast) == at::kFloat && isPlainCast(cast) &&
+                    !aliases_.hasWriters(value) && isNarrow(cast->input(0));
+    return is ? cast : nullptr;
+  }
+
+  // The casts among what the operands of an op are: of none or of some, if the others are of the
+  // reduced precision of these anyway; else nothing.
+  std::vector<Node*> castsOf(const Node* operands, size_t count) {
+    std::vector<Node*> casts;
+    std::vector<const Value*> narrow;
+    for (const auto* operand : operands->inputs().slice(0, count)) {
+      auto* cast = widenedBy(operand);
+      if (cast != nullptr) {
+        casts.push_back(cast);
+      }
+      narrow.push_back(cast != nullptr ? cast->input(0) : operand);
+    }
+    const bool all = std::all_of(narrow.begin(), narrow.end(), [&](const Value* operand) {
+      return isNarrow(operand) && types_.of(operand) == types_.of(narrow[0]);
+    });
+    return all ? casts : std::vector<Node*>{};
+  }
+
+  // Takes numbers before they are widened. Returns the cast behind; or null, and nothing is done.
+  Node* pickNarrow(Node* node) {
+    const bool list = node->kind() == aten::cat;
+    auto* operands = list ? node->input(0)->node() : node;
+    const auto casts = castsOf(operands, list ? operands->inputs().size() : 1);
+    if (casts.empty() || aliases_.hasWriters(node->output())) {
+      return nullptr;
+    }
+    const auto dtype = types_.of(casts[0]->input(0));
+    auto* result = node->output();
+    auto* widened = graph_->createClone(casts[0], [](Value* value) { return value; });
+    widened->insertAfter(node);
+    widened->output()->setType(result->type());
+    result->replaceAllUsesAfterNodeWith(widened, widened->output());
+    widened->replaceInput(0, result);
+    for (auto* cast : casts) {
+      for (size_t i = 0; i < operands->inputs().size(); ++i) {
+        if (operands->input(i) == cast->output()) {
+          operands->replaceInput(i, cast->input(0));
+        }
+      }
+    }
+    setDtype(result, *dtype);
+    for (const auto& use : std::vector<Use>(widened->output()->uses())) {
+      if (roundsTo(use.user, *dtype)) {
+        use.user->output()->replaceAllUsesWith(result);
+      }
+    }
+    return widened;
+  }
+
+  // Reads numbers before they are widened where the result is only rounded: kernels compute norms
+  // of reduced precision in float32, and round once.
+  void normalizeNarrow(Node* norm) {
+    const auto casts = castsOf(norm, 1);
+    const auto& uses = norm->output()->uses();
+    if (casts.empty() || aliases_.hasWriters(norm->output())) {
+      return;
+    }
+    const auto dtype = *types_.of(casts[0]->input(0));
+    if (std::all_of(uses.begin(), uses.end(),
+                    [&](const Use& use) { return roundsTo(use.user, dtype); })) {
+      norm->replaceInput(0, casts[0]->input(0));
+      setDtype(norm->output(), dtype);
     }
   }
-  return widened;
-}
 
-// Of what a trace under autocast widens, only these pick numbers.
+  bool roundsTo(const Node* node, at::ScalarType dtype) const {
+    return (castsTo(node) == dtype || reducesTo(node) == dtype) && isPlainCast(node) &&
+           !aliases_.hasWriters(node->output());
+  }
+
+  const GraphPtr& graph_;
+  const Nodes none_;
+  KnownTypes types_;
+  const torch::jit::AliasDb aliases_;
+};
+
 void widenLater(const GraphPtr& graph) {
   bool any = false;
-  walk(graph->block(), [&](const Node* node) { any = any || node->kind() == aten::max_pool3d; });
-  if (!any) {
-    return;
+  walk(graph->block(), [&](const Node* node) { any = any || LateCasts::picksOfCasts(node); });
+  if (any) {
+    LateCasts(graph).run();
   }
-  const Nodes none;
-  KnownTypes types(none);
-  const torch::jit::AliasDb aliases(graph);
-  walk(graph->block(), [&](Node* node) {
-    auto* widened = node->kind() == aten::max_pool3d ? pickNarrow(node, types, aliases) : nullptr;
-    types.learn(node);
-    if (widened != nullptr) {
-      types.learn(widened);
-    }
-  });
 }
 
 void dropIdentities(Block* block) {

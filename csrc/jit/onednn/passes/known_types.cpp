@@ -213,8 +213,11 @@ bool KnownTypes::inferCertain(const Value* value) {
   if (node->kind() == asTargetKind()) {
     return isCertain(node->input(1));
   }
-  if (keepsFirst(node) || widens(node)) {
+  if (keepsFirst(node) || widens(node) || node->kind() == prim::ConstantChunk) {
     return isCertain(node->input(0));
+  }
+  if (node->kind() == prim::ListUnpack && splits(node->input(0)->node())) {
+    return isCertain(node->input(0)->node()->input(0));
   }
   const auto* list = node->kind() == aten::cat ? node->input(0)->node() : nullptr;
   return list != nullptr && list->kind() == prim::ListConstruct &&

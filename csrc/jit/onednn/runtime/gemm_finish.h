@@ -88,7 +88,9 @@ void finishRows(const ProblemOf<Bfloat16, R>& p, const Block& block, const float
                                         : loadFirst(p.bias + o, left);
     for (int64_t r = 0; r < block.rows; ++r) {
       const auto at = (block.row + r) * p.outputs + o;
-      auto sum = Simd::add(load(sums + r * kPanel + i), bias);
+      // Behind those that count may be numbers of any kind, and denormal ones take long.
+      const auto* from = sums + r * kPanel + i;
+      auto sum = Simd::add(whole ? load(from) : loadFirst(from, left), bias);
       if (p.addend != nullptr) {
         sum = Simd::add(sum, whole ? load(p.addend + at) : loadFirst(p.addend + at, left));
       }
