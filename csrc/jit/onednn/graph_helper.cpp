@@ -17,6 +17,7 @@
 #include "jit/onednn/runtime/own_kernels.h"
 #include "jit/onednn/runtime/own_lookup.h"
 #include "jit/onednn/runtime/own_norm.h"
+#include "jit/onednn/runtime/own_padding.h"
 #include "jit/onednn/runtime/own_pointwise.h"
 #include "jit/onednn/runtime/own_recurrent.h"
 #include "jit/onednn/runtime/own_resampling.h"
@@ -513,8 +514,8 @@ class BlockPartitioner {
     }
   }
 
-  // Proposes norms, rotations, recurrent layers, embeddings, variances and resizing for our own
-  // kernels, and adds their nodes to `taken`.
+  // Proposes norms, rotations, recurrent layers, embeddings, variances, resizing and padding for
+  // our own kernels, and adds their nodes to `taken`.
   void findOwn(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
                std::unordered_set<const Node*>& taken) {
     for (const auto* node : block_->nodes()) {
@@ -522,8 +523,9 @@ class BlockPartitioner {
       if (members.empty()) {
         members = ownRotary(node, facts_);
       }
-      if (members.empty() && (isOwnRecurrent(node, facts_) || isOwnLookup(node) ||
-                              isOwnVariance(node, facts_) || isOwnResampling(node, facts_))) {
+      if (members.empty() &&
+          (isOwnRecurrent(node, facts_) || isOwnLookup(node) || isOwnVariance(node, facts_) ||
+           isOwnResampling(node, facts_) || isOwnPadding(node, facts_))) {
         members = {node};
       }
       const bool free = std::none_of(members.begin(), members.end(), [&](const Node* member) {

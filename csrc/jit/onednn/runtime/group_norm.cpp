@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -204,13 +205,25 @@ int64_t fewestRows(int64_t columns) {
   return std::max<int64_t>(1, kForOne / columns);
 }
 
-template <typename T, typename R>
-void normalizeRows(void (*normalize)(const T*, int64_t, int64_t, float, const float*, R*),
-                   const T* from, int64_t rows, int64_t columns, float epsilon, const float* weight,
-                   R* to) {
-  at::parallel_for(0, rows, fewestRows(columns), [&](int64_t first, int64_t last) {
-    normalize(from + first * columns, last - first, columns, epsilon, weight, to + first * columns);
-  });
+void normalize(const float* from, int64_t rows, const vector_loops::RowNorm& norm, float* to) {
+  vector_loops::kernels().normalizeEachRow(from, rows, norm, to);
+}
+
+void normalize(const float* from, int64_t rows, const vector_loops::RowNorm& norm, Bfloat16* to) {
+  vector_loops::kernels().normalizeEachRowToNarrow(from, rows, norm, to);
+}
+
+void normalize(const Bfloat16* from, int64_t rows, const vector_loops::RowNorm& norm,
+               Bfloat16* to) {
+  vector_loops::kernels().normalizeEachNarrowRow(from, rows, norm, to);
+}
+
+void normalize(const Bfloat16* from, int64_t rows, const vector_loops::RowNorm& norm, float* to) {
+  vector_loops::kernels().normalizeEachNarrowRowToWide(from, rows, norm, to);
+}
+
+void store(const float* from, int64_t count, Bfloat16* to) {
+  vector_loops::kernels().narrowRows(from, 1, count, to, count);
 }
 
 }  // namespace
@@ -223,21 +236,38 @@ void layerNormRowsToBytes(const float* from, int64_t rows, int64_t columns, floa
   });
 }
 
-void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
-                 const float* weight, float* to) {
-  normalizeRows(vector_loops::kernels().normalizeEachRow, from, rows, columns, epsilon, weight, to);
+void NormOfRows::run(const void* from, const float* weight, const float* bias, void* to) const {
+  const auto with = [&]<typename T>(T) {
+    const auto* data = static_cast<const T*>(from);
+    to_narrow ? runAs(data, weight, bias, static_cast<Bfloat16*>(to))
+              : runAs(data, weight, bias, static_cast<float*>(to));
+  };
+  from_narrow ? with(Bfloat16{}) : with(float{});
 }
 
-void rmsNormRows(const Bfloat16* from, int64_t rows, int64_t columns, float epsilon,
-                 const float* weight, Bfloat16* to) {
-  normalizeRows(vector_loops::kernels().normalizeEachNarrowRow, from, rows, columns, epsilon,
-                weight, to);
-}
-
-void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
-                 const float* weight, Bfloat16* to) {
-  normalizeRows(vector_loops::kernels().normalizeEachRowToNarrow, from, rows, columns, epsilon,
-                weight, to);
+template <typename T, typename R>
+void NormOfRows::runAs(const T* from, const float* weight, const float* bias, R* to) const {
+  const vector_loops::RowNorm norm{kind, columns, epsilon, weight, bias, least};
+  at::parallel_for(0, rows, fewestRows(columns), [&](int64_t first, int64_t last) {
+    if (!activation) {
+      return normalize(from + first * columns, last - first, norm, to + first * columns);
+    }
+    // Some rows at a time, whose numbers stay in float32 until all is computed.
+    const auto some = std::max<int64_t>(1, kBlock / columns);
+    const auto memory = arena()->allocate(static_cast<size_t>(some * columns) * sizeof(float));
+    for (auto row = first; row < last; row += some) {
+      const auto count = std::min(some, last - row);
+      float* numbers = static_cast<float*>(memory.get());
+      if constexpr (std::is_same_v<R, float>) {
+        numbers = to + row * columns;
+      }
+      normalize(from + row * columns, count, norm, numbers);
+      vector_loops::functions<float>().activate(*activation, numbers, numbers, count * columns);
+      if constexpr (!std::is_same_v<R, float>) {
+        store(numbers, count * columns, to + row * columns);
+      }
+    }
+  });
 }
 
 }  // namespace llga

@@ -1,5 +1,5 @@
 // Group norms of float32 or bfloat16 data, which are instance norms with a group for each channel,
-// and an activation behind them; root-mean-square norms; layer norms that are rounded to 8 bit.
+// and an activation behind them; norms of rows; layer norms that are rounded to 8 bit.
 //
 // oneDNN has none before 3.6, and PyTorch's take the activation apart. Means and variances are
 // joined from those of parts, without sums of squares of the numbers, which lose digits where the
@@ -11,6 +11,7 @@
 
 #include "jit/onednn/runtime/activation.h"
 #include "jit/onednn/runtime/bfloat16.h"
+#include "jit/onednn/runtime/vector_loops.h"
 
 namespace llga {
 
@@ -40,18 +41,26 @@ struct GroupNorm {
   void runAs(const T* from, const float* weight, const float* bias, T* to) const;
 };
 
-// Root-mean-square norms of rows of numbers, one behind the other:
-//
-//   to[r][.] = from[r][.] / sqrt(mean of the squares of from[r][.] + epsilon) * weight[.]
-//
-// `weight` may be null, `to` may be `from`. Any thread may call; works with as many threads as
+// Norms of rows of numbers, one behind the other, and an activation behind them: what RowNorm
+// (vector_loops.h) says. Immutable; any thread may call run(), which works with as many threads as
 // PyTorch does. Needs AVX2 and FMA.
-void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
-                 const float* weight, float* to);
-void rmsNormRows(const Bfloat16* from, int64_t rows, int64_t columns, float epsilon,
-                 const float* weight, Bfloat16* to);
-void rmsNormRows(const float* from, int64_t rows, int64_t columns, float epsilon,
-                 const float* weight, Bfloat16* to);
+struct NormOfRows {
+  vector_loops::RowNorm::Kind kind;
+  int64_t rows;
+  int64_t columns;
+  float epsilon;
+  bool from_narrow;  // numbers of bfloat16, not of float32
+  bool to_narrow;
+  float least;  // no result is less: 0 is ReLU, minus infinity nothing
+  std::optional<Activation> activation;
+
+  // `weight` and `bias`: by column; each may be null. `to` may be `from`, if their types are one.
+  void run(const void* from, const float* weight, const float* bias, void* to) const;
+
+ private:
+  template <typename T, typename R>
+  void runAs(const T* from, const float* weight, const float* bias, R* to) const;
+};
 
 // Layer norms of rows of float32 numbers, one behind the other, in 8 bit: of the mean m and
 // variance v of from[r][.]

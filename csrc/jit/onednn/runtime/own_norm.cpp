@@ -7,6 +7,7 @@
 
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/own_kernels.h"
+#include "jit/onednn/written_norm.h"
 
 namespace llga {
 namespace {
@@ -79,127 +80,90 @@ void requireParameter(const Value* value, const Facts& facts) {
   }
 }
 
-// ----------------------------------------------------------------------- root-mean-square norms
+// ------------------------------------------------------------------------------- norms of rows
 
 Symbol rmsNormKind() {
   static const Symbol kind = Symbol::fromQualString("aten::rms_norm");
   return kind;
 }
 
-bool isCast(const Node* node) {
-  return node->kind() == aten::to || node->kind() == reducedPrecisionKind();
-}
+using RowKind = vector_loops::RowNorm::Kind;
 
-// x of pow(x, 2) or x * x; null for others.
-const Value* squaredBy(const Node* node, const Facts& facts) {
-  if (node->kind() == aten::pow) {
-    const auto exponent = facts.constant(node->input(1));
-    const bool two = exponent && exponent->isScalar() && exponent->toScalar().equal(2);
-    return two ? node->input(0) : nullptr;
+RowKind kindOf(WrittenNorm::Kind kind) {
+  switch (kind) {
+    case WrittenNorm::Kind::root_mean_square:
+      return RowKind::root_mean_square;
+    case WrittenNorm::Kind::centred:
+      return RowKind::centred;
+    default:
+      return RowKind::length;
   }
-  return node->kind() == aten::mul && node->input(0) == node->input(1) ? node->input(0) : nullptr;
 }
 
-// Whether it is a mean over the last dimension, which is kept.
-bool isMeanOfRows(const Node* node, const Facts& facts) {
-  if (node->kind() != aten::mean || node->inputs().size() != 4 || !isNone(node, "dtype")) {
-    return false;
-  }
-  const auto dims = facts.constant(node->input(1));
-  return dims && dims->isIntList() && dims->toIntVector() == std::vector<int64_t>{-1} &&
-         facts.constant(node->input(2)) == c10::IValue(true);
+NormOfRows kernelOf(RowKind kind, double epsilon, const std::optional<End>& end) {
+  return {kind,
+          0,
+          0,
+          static_cast<float>(epsilon),
+          false,
+          false,
+          end && end->relu ? 0.F : -std::numeric_limits<float>::infinity(),
+          end ? end->activation : std::nullopt};
 }
 
-// The other operand of a product; null if `node` is none of `value`.
-const Value* factorBeside(const Node* node, const Value* value) {
-  if (node == nullptr || node->kind() != aten::mul || !isTensor(node->input(1))) {
-    return nullptr;
-  }
-  const bool first = node->input(0) == value;
-  return first || node->input(1) == value ? node->input(first ? 1 : 0) : nullptr;
-}
-
-struct WrittenNorm {
-  const Value* data;
-  const Value* epsilon;
-  const Value* weight;  // or null
-  const Value* result;
-  std::vector<const Node*> nodes;
-};
-
-WrittenNorm normOf(const Node* node) {
+// An aten::rms_norm.
+FoundRowNorm rowNormOf(const Node* node, const Facts& facts) {
   const auto* weight = node->input(2);
-  return {node->input(0),
-          node->input(3),
+  const auto given = facts.constant(node->input(3));
+  const auto epsilon = given && given->isScalar() ? given->toScalar().toDouble()
+                                                  : std::numeric_limits<float>::epsilon();
+  const auto sizes = facts.tensor(node->input(0)).sizes;
+  if (!given || !(given->isNone() || given->isScalar()) || !sizes || sizes->empty()) {
+    throw CompileError{"a root-mean-square norm whose eps is not known"};
+  }
+  if (!weight->mustBeNone()) {
+    requireParameter(weight, facts);
+    if (facts.tensor(weight).sizes != Shape{sizes->back()}) {
+      throw CompileError{"a root-mean-square norm whose weight is not one of the last dimension"};
+    }
+  }
+  return {kernelOf(RowKind::root_mean_square, epsilon, std::nullopt),
+          sizes->size() - 1,
+          node->input(0),
           weight->mustBeNone() ? nullptr : weight,
-          node->output(),
-          {node}};
+          {},
+          {},
+          node->output()};
 }
 
-// Around the aten::rsqrt; nothing if its data or what follows is anything else.
-std::optional<WrittenNorm> normAround(const Node* root, const Facts& facts) {
-  const auto* sum = root->input(0)->node();
-  if (sum->kind() != aten::add || isTensor(sum->input(1)) ||
-      facts.constant(sum->input(2)) != c10::IValue(1)) {
-    return std::nullopt;
+// One that is written out.
+FoundRowNorm rowNormOf(const WrittenNorm& written, const Facts& facts) {
+  const auto end = written.activation != nullptr ? endOf(written.activation, facts) : std::nullopt;
+  const auto sizes = facts.tensor(written.data).sizes;
+  const auto rank = sizes ? static_cast<int64_t>(sizes->size()) : 0;
+  const auto dim = written.dim < 0 ? written.dim + rank : written.dim;
+  if (dim < 0 || dim >= rank || (written.activation != nullptr && !end)) {
+    throw CompileError{"a norm of an unknown dimension, or with an unknown activation"};
   }
-  const auto* mean = sum->input(0)->node();
-  if (!isMeanOfRows(mean, facts)) {
-    return std::nullopt;
-  }
-  const auto* square = mean->input(0)->node();
-  const auto* data = squaredBy(square, facts);
-  const auto* product = soleReader(root->output());
-  for (const auto* node : {square, mean, sum}) {
-    if (soleReader(node->output()) == nullptr) {
-      return std::nullopt;
+  FoundRowNorm found{kernelOf(kindOf(written.kind), written.epsilon, end),
+                     static_cast<size_t>(dim),
+                     written.data,
+                     nullptr,
+                     {},
+                     {},
+                     written.result};
+  const auto columns = (*sizes)[found.dim];
+  const auto line = [&](const at::Tensor& constant) {
+    if (constant.dim() != 0 && !(liesAlong(constant, dim, rank) && constant.numel() == columns)) {
+      throw CompileError{"a norm whose parameters are not those of its dimension"};
     }
+    return constant.to(at::kFloat).reshape({-1}).expand({columns});
+  };
+  for (const auto& factor : written.factors) {
+    found.factor = found.factor.defined() ? found.factor * line(factor) : line(factor);
   }
-  if (data == nullptr) {
-    return std::nullopt;
-  }
-  // What is squared may be a cast of what is divided, or both are of one.
-  const auto* cast = isCast(data->node()) ? data->node() : nullptr;
-  const auto* divided = factorBeside(product, root->output());
-  if (divided != data && (cast == nullptr || divided != cast->input(0))) {
-    return std::nullopt;
-  }
-  WrittenNorm found{
-      divided, sum->input(1), nullptr, product->output(), {square, mean, sum, root, product}};
-  const auto& uses = data->uses();
-  const bool inside = std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
-    return use.user == square || use.user == product;
-  });
-  if (cast != nullptr && inside && cast->owningBlock() == root->owningBlock()) {
-    found.data = cast->input(0);
-    found.nodes.insert(found.nodes.begin(), cast);
-  } else if (divided != data) {
-    return std::nullopt;
-  }
-  const auto* next = soleReader(found.result);
-  if (next != nullptr && isCast(next)) {
-    found.result = next->output();
-    found.nodes.push_back(next);
-    next = soleReader(found.result);
-  }
-  const auto* weight = factorBeside(next, found.result);
-  const auto known = weight != nullptr ? facts.constant(weight) : std::nullopt;
-  if (known && known->isTensor() && known->toTensor().dim() == 1) {
-    found.weight = weight;
-    found.result = next->output();
-    found.nodes.push_back(next);
-    next = soleReader(found.result);
-    if (next != nullptr && isCast(next) && isNarrow(facts.tensor(next->output()))) {
-      found.result = next->output();
-      found.nodes.push_back(next);
-    }
-  }
-  // The kernel writes numbers like those it reads: where bfloat16 is computed in float32 from here
-  // on, the cast stays before it.
-  if (found.data != data && divided == data && isNarrow(facts.tensor(found.data)) &&
-      facts.tensor(found.result).dtype == at::kFloat) {
-    found.data = data;
-    found.nodes.erase(found.nodes.begin());
+  if (written.addend.defined()) {
+    found.addend = line(written.addend);
   }
   return found;
 }
@@ -213,22 +177,24 @@ std::vector<const Node*> ownNorm(const Node* node, const Facts& facts) {
   const auto isOf = [&](const Value* value, at::ScalarType type) {
     return facts.tensor(value).dtype.value_or(type) == type;
   };
-  const auto ofFloats = [&](const WrittenNorm& norm) {
+  const auto areFloats = [&](const Value* data, const Value* result) {
     const auto isKnown = [&](const Value* value) {
       return isOf(value, at::kFloat) || isNarrow(facts.tensor(value));
     };
-    const bool floats = isKnown(norm.data) && isKnown(norm.result) &&
-                        (norm.weight == nullptr || isKnown(norm.weight));
-    return floats ? norm.nodes : std::vector<const Node*>{};
+    return isKnown(data) && isKnown(result);
   };
   if (node->kind() == rmsNormKind()) {
     const auto rows = facts.constant(node->input(1));
     const bool known = rows && rows->isIntList() && rows->toIntVector().size() == 1;
-    return known ? ofFloats(normOf(node)) : std::vector<const Node*>{};
+    const auto* weight = node->input(2);
+    const bool floats = areFloats(node->input(0), node->output()) &&
+                        (weight->mustBeNone() || areFloats(weight, node->output()));
+    return known && floats ? std::vector<const Node*>{node} : std::vector<const Node*>{};
   }
-  if (node->kind() == aten::rsqrt) {
-    const auto found = normAround(node, facts);
-    return found ? ofFloats(*found) : std::vector<const Node*>{};
+  if (node->kind() == aten::div || node->kind() == aten::mul) {
+    auto found = normAround(node, facts);
+    const bool is = found && areFloats(found->data, found->result);
+    return is ? std::move(found->nodes) : std::vector<const Node*>{};
   }
   if (!isGroupNorm(node, facts) ||
       !(isOf(node->input(0), at::kFloat) || isOf(node->input(0), at::kBFloat16))) {
@@ -289,43 +255,41 @@ std::optional<FoundGroupNorm> findGroupNorm(const Graph& subgraph, const Facts& 
       result};
 }
 
-std::optional<FoundRmsNorm> findRmsNorm(const Graph& subgraph, const Facts& facts) {
+std::optional<FoundRowNorm> findRowNorm(const Graph& subgraph, const Facts& facts) {
   const auto nodes = computations(subgraph);
-  const auto root = std::find_if(nodes.begin(), nodes.end(), [](const Node* node) {
-    return node->kind() == aten::rsqrt || node->kind() == rmsNormKind();
-  });
-  if (!ownKernelsAnywhere() || root == nodes.end() || subgraph.outputs().size() != 1) {
+  if (!ownKernelsAnywhere() || subgraph.outputs().size() != 1) {
     return std::nullopt;
   }
-  const auto found =
-      (*root)->kind() == aten::rsqrt ? normAround(*root, facts) : std::optional(normOf(*root));
-  if (!found || found->nodes.size() != nodes.size() ||
-      behind(subgraph.outputs()[0]) != behind(found->result)) {
+  std::optional<FoundRowNorm> found;
+  if (nodes.size() == 1 && nodes[0]->kind() == rmsNormKind()) {
+    found = rowNormOf(nodes[0], facts);
+  }
+  for (auto node = nodes.begin(); node != nodes.end() && !found; ++node) {
+    const auto written = normAround(*node, facts);
+    if (written && written->nodes.size() == nodes.size() &&
+        behind(subgraph.outputs()[0]) == behind(written->result)) {
+      found = rowNormOf(*written, facts);
+    }
+  }
+  if (!found) {
     return std::nullopt;
   }
   const auto data = facts.tensor(found->data);
-  const auto given = facts.constant(found->epsilon);
-  const auto epsilon = given && given->isNone()  // of aten::rms_norm
-                           ? c10::IValue(double{std::numeric_limits<float>::epsilon()})
-                           : given.value_or(c10::IValue());
   const auto result = facts.tensor(found->result);
   // In between as well: float64 has more digits than the kernel.
   const bool floats = std::all_of(nodes.begin(), nodes.end(), [&](const Node* node) {
     const auto between = facts.tensor(node->output());
     return between.dtype == at::kFloat || isNarrow(between);
   });
-  const bool known = floats && (isNarrow(data) ? isNarrow(result) : data.dtype == at::kFloat);
-  if (!known || !epsilon.isScalar() || !data.sizes || data.sizes->empty() ||
-      result.sizes != data.sizes) {
-    throw CompileError{"a root-mean-square norm of neither float32 nor bfloat16 numbers"};
+  if (!floats || !(data.dtype == at::kFloat || isNarrow(data)) || result.sizes != data.sizes ||
+      c10::multiply_integers(*data.sizes) == 0) {
+    throw CompileError{"a norm of neither float32 nor bfloat16 numbers, or of none"};
   }
-  if (found->weight != nullptr) {
-    requireParameter(found->weight, facts);
-    if (facts.tensor(found->weight).sizes != Shape{data.sizes->back()}) {
-      throw CompileError{"a root-mean-square norm whose weight is not one of the last dimension"};
-    }
-  }
-  return FoundRmsNorm{epsilon.toScalar().toDouble(), found->data, found->weight, found->result};
+  found->kernel.columns = (*data.sizes)[found->dim];
+  found->kernel.rows = c10::multiply_integers(*data.sizes) / found->kernel.columns;
+  found->kernel.from_narrow = isNarrow(data);
+  found->kernel.to_narrow = isNarrow(result);
+  return found;
 }
 
 }  // namespace llga

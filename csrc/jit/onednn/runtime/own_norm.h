@@ -1,9 +1,11 @@
-// Which group norms, instance norms and root-mean-square norms our own kernels compute, in the
-// place of PyTorch's.
+// Which group norms, instance norms and norms of rows our own kernels compute, in the place of
+// PyTorch's.
 //
 // Decisions only; steps/ makes the step of a plan. Stateless but for the environment, which
 // is read once.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <vector>
@@ -16,9 +18,8 @@ namespace llga {
 // What the bridge makes a group of, in the order of execution; empty if no kernel computes `node`:
 //
 // * a group norm or instance norm, and the activation that alone reads its numbers;
-// * a root-mean-square norm, or the aten::rsqrt of one that is written out:
-//     x * rsqrt(mean(pow(x, 2), -1) + eps) * weight        with casts to float32 and back, before
-//     or behind the weight, or without
+// * a root-mean-square norm, or the division, or product, of a norm that is written out
+//   (written_norm.h)
 std::vector<const Node*> ownNorm(const Node* node, const Facts& facts);
 
 struct FoundGroupNorm {
@@ -34,14 +35,18 @@ struct FoundGroupNorm {
 // compute.
 std::optional<FoundGroupNorm> findGroupNorm(const Graph& subgraph, const Facts& facts);
 
-struct FoundRmsNorm {
-  double epsilon;
-  const Value* data;    // of float32; or of bfloat16, as the result is then
-  const Value* weight;  // of the last dimension, or null
+struct FoundRowNorm {
+  NormOfRows kernel;  // but for the number of rows
+  size_t dim;         // what rows are of
+  const Value* data;
+  const Value* weight;  // of aten::rms_norm; or null
+  // Of a norm that is written out: by number of a row, of float32; undefined where there is none.
+  at::Tensor factor;
+  at::Tensor addend;
   const Value* result;
 };
 
 // Likewise.
-std::optional<FoundRmsNorm> findRmsNorm(const Graph& subgraph, const Facts& facts);
+std::optional<FoundRowNorm> findRowNorm(const Graph& subgraph, const Facts& facts);
 
 }  // namespace llga

@@ -47,8 +47,8 @@ bool addUnlowered(PlanDraft& draft) {
     steps.attention(*attention);
   } else if (const auto group_norm = findGroupNorm(subgraph, facts)) {
     steps.groupNorm(*group_norm);
-  } else if (const auto rms_norm = findRmsNorm(subgraph, facts)) {
-    steps.rmsNorm(*rms_norm);
+  } else if (const auto row_norm = findRowNorm(subgraph, facts)) {
+    steps.rowNorm(*row_norm);
   } else if (const auto rotary = findRotary(subgraph, facts)) {
     steps.rotary(*rotary);
   } else if (const auto layers = findRecurrent(subgraph, facts)) {
@@ -59,6 +59,8 @@ bool addUnlowered(PlanDraft& draft) {
     ReductionSteps(draft).variance(*variance);
   } else if (auto resampling = findResampling(subgraph, facts)) {
     ResamplingSteps(draft).resampling(std::move(*resampling));
+  } else if (const auto padding = findPadding(subgraph, facts)) {
+    ResamplingSteps(draft).padding(*padding);
   } else {
     return false;
   }
@@ -69,10 +71,10 @@ bool isUnlowered(const CompileRequest& request) {
   const auto& subgraph = *request.subgraph;
   const auto& facts = *request.facts;
   return findShuffle(subgraph, facts) || isOwnAttentionGroup(subgraph) ||
-         findGroupNorm(subgraph, facts) || findRmsNorm(subgraph, facts) ||
+         findGroupNorm(subgraph, facts) || findRowNorm(subgraph, facts) ||
          findRotary(subgraph, facts) || findRecurrent(subgraph, facts) ||
          findLookup(subgraph, facts) || findVariance(subgraph, facts) ||
-         findResampling(subgraph, facts);
+         findResampling(subgraph, facts) || findPadding(subgraph, facts);
 }
 
 bool addOwnGroup(PlanDraft& draft) {

@@ -54,6 +54,22 @@ struct SoftmaxOfColumns {
   bool logarithm;
 };
 
+// What is done to each row of numbers: max(f(x) * weight[.] + bias[.], least), NaN stays NaN.
+struct RowNorm {
+  enum class Kind {
+    root_mean_square,  // f(x) = x / sqrt(mean of the squares + epsilon)
+    centred,           // (x - mean) / sqrt(variance + epsilon)
+    length,            // x / max(sqrt(sum of the squares), epsilon)
+  };
+
+  Kind kind;
+  int64_t columns;
+  float epsilon;
+  const float* weight;  // by column; may be null
+  const float* bias;    // likewise
+  float least;
+};
+
 // What is computed of one, two or three numbers, and of `alpha` and `beta`. NaN and infinities give
 // what they give in eager.
 struct Pointwise {
@@ -154,14 +170,14 @@ struct Kernels {
   void (*softmaxOfEachRow)(const float* from, int64_t rows, int64_t columns, bool logarithm,
                            float* to);
 
-  // to[r][.] = from[r][.] / sqrt(mean of the squares of from[r][.] + epsilon) * weight[.]; `weight`
-  // may be null, `to` may be `from`.
-  void (*normalizeEachRow)(const float* from, int64_t rows, int64_t columns, float epsilon,
-                           const float* weight, float* to);
-  void (*normalizeEachNarrowRow)(const Bfloat16* from, int64_t rows, int64_t columns, float epsilon,
-                                 const float* weight, Bfloat16* to);
-  void (*normalizeEachRowToNarrow)(const float* from, int64_t rows, int64_t columns, float epsilon,
-                                   const float* weight, Bfloat16* to);
+  // Of rows one behind the other; `to` may be `from`, if their numbers have the same size.
+  void (*normalizeEachRow)(const float* from, int64_t rows, const RowNorm& norm, float* to);
+  void (*normalizeEachRowToNarrow)(const float* from, int64_t rows, const RowNorm& norm,
+                                   Bfloat16* to);
+  void (*normalizeEachNarrowRow)(const Bfloat16* from, int64_t rows, const RowNorm& norm,
+                                 Bfloat16* to);
+  void (*normalizeEachNarrowRowToWide)(const Bfloat16* from, int64_t rows, const RowNorm& norm,
+                                       float* to);
 
   // Two halves of a row, rotated by angles whose cosines and sines are there for each number:
   //   to[c] = from[c] * cos[c] - from[half + c] * sin[c]

@@ -201,27 +201,6 @@ void chosenOfEachRow(const T* from, int64_t rows, int64_t columns, float* to) {
   }
 }
 
-template <typename T, typename R>
-void normalizeEachRow(const T* from, int64_t rows, int64_t columns, float epsilon,
-                      const float* weight, R* to) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto squares = sumOfRow(from, columns, [](Vector x) { return x * x; });
-    const auto factor = 1 / __builtin_sqrtf(squares / static_cast<float>(columns) + epsilon);
-    int64_t c = 0;
-    for (; c + kWidth <= columns; c += kWidth) {
-      const Vector x = loadVector(from + c) * factor;
-      storeVector(to + c, weight != nullptr ? x * loadVector(weight + c) : x);
-    }
-    if (c < columns) {
-      const auto rest = columns - c;
-      const Vector x = loadFirst(from + c, rest) * factor;
-      storeFirst(to + c, weight != nullptr ? x * loadFirst(weight + c, rest) : x, rest);
-    }
-    from += columns;
-    to += columns;
-  }
-}
-
 template <typename T, typename C>
 void rotateRow(const T* from, const C* cos, const C* sin, int64_t half, float* to) {
   int64_t c = 0;
@@ -264,6 +243,46 @@ void momentsOfEachRow(const T* from, int64_t rows, int64_t columns, float* mean,
   for (int64_t row = 0; row < rows; ++row, from += columns) {
     mean[row] = sumOfRow(from, columns, [](Vector x) { return x; }) / static_cast<float>(columns);
     squares[row] = squaresAround(mean[row], from, columns);
+  }
+}
+
+template <typename T, typename R>
+void normalizeEachRow(const T* from, int64_t rows, const RowNorm& norm, R* to) {
+  const auto columns = norm.columns;
+  const auto count = static_cast<float>(columns);
+  const auto whole = columns / kWidth * kWidth;  // numbers in full vectors
+  const auto rest = columns - whole;
+  for (int64_t row = 0; row < rows; ++row, from += columns, to += columns) {
+    float mean = 0;
+    float size;
+    if (norm.kind == RowNorm::Kind::centred) {
+      mean = sumOfRow(from, columns, [](Vector x) { return x; }) / count;
+      size = __builtin_sqrtf(squaresAround(mean, from, columns) / count + norm.epsilon);
+    } else {
+      const auto squares = sumOfRow(from, columns, [](Vector x) { return x * x; });
+      const auto length = __builtin_sqrtf(squares);
+      size = norm.kind == RowNorm::Kind::root_mean_square
+                 ? __builtin_sqrtf(squares / count + norm.epsilon)
+             : length < norm.epsilon ? norm.epsilon
+                                     : length;
+    }
+    const auto factor = 1 / size;
+    const auto finished = [&](Vector x, const auto& line) {
+      x = (x - mean) * factor;
+      x = norm.weight != nullptr ? x * line(norm.weight) : x;
+      x = norm.bias != nullptr ? x + line(norm.bias) : x;
+      return x < norm.least ? Vector{} + norm.least : x;
+    };
+    for (int64_t c = 0; c < whole; c += kWidth) {
+      storeVector(to + c, finished(loadVector(from + c),
+                                   [c](const float* numbers) { return loadVector(numbers + c); }));
+    }
+    if (rest != 0) {
+      storeFirst(to + whole,
+                 finished(loadFirst(from + whole, rest),
+                          [&](const float* numbers) { return loadFirst(numbers + whole, rest); }),
+                 rest);
+    }
   }
 }
 
@@ -898,8 +917,9 @@ constexpr Kernels kKernels{kFunctions<float>,
                            widenRowsOfBytes,
                            softmaxOfEachRow,
                            normalizeEachRow<float, float>,
-                           normalizeEachRow<Bfloat16, Bfloat16>,
                            normalizeEachRow<float, Bfloat16>,
+                           normalizeEachRow<Bfloat16, Bfloat16>,
+                           normalizeEachRow<Bfloat16, float>,
                            rotateRow<float, float>,
                            rotateRow<Bfloat16, float>,
                            rotateRow<Bfloat16, Bfloat16>,

@@ -38,6 +38,33 @@ bool liesByRows(const Layout& layout) {
   return (sizes[2] == 1 || strides[2] == 1) && (apart(0, 1) || apart(1, 0));
 }
 
+// Of dense memory in which the numbers along one dimension lie side by side, and the others in
+// their order.
+Shape stridesByRows(const Shape& sizes, size_t dim) {
+  Shape strides(sizes.size());
+  int64_t numbers = sizes[dim];
+  strides[dim] = 1;
+  for (auto i = sizes.size(); i-- > 0;) {
+    if (i != dim) {
+      strides[i] = numbers;
+      numbers *= sizes[i];
+    }
+  }
+  return strides;
+}
+
+// As reports call it.
+const char* nameOf(vector_loops::RowNorm::Kind kind) {
+  switch (kind) {
+    case vector_loops::RowNorm::Kind::root_mean_square:
+      return "rms_norm";
+    case vector_loops::RowNorm::Kind::centred:
+      return "layer_norm";
+    default:
+      return "normalize";
+  }
+}
+
 // Strides of the first two dimensions of what lies by rows, also where there is one row.
 Shape rowsIn(const Layout& layout) {
   const auto [sizes, strides] = asSequences(layout);
@@ -80,46 +107,64 @@ void UnloweredSteps::groupNorm(const FoundGroupNorm& found) {
   draft_.plan->steps.push_back(std::move(step));
 }
 
-void UnloweredSteps::rmsNorm(const FoundRmsNorm& found) {
-  Plan::Step step;
-  const auto data = located(found.data);
+void UnloweredSteps::rowNorm(const FoundRowNorm& found) {
+  auto data = located(found.data);
   const auto sizes = data.second.get_dims();
+  const auto given = data.second.get_strides();
   const auto* result = behind(found.result);
   const auto facts = draft_.request.facts->tensor(result);
-  const auto given = data.second.get_strides();
   const auto mayBe = [&](const Shape& strides) {
     return draft_.request.any_layout[draft_.group_outputs.at(result->unique())] ||
            areSameStrides(sizes, *facts.strides, strides);
   };
   // The order of the rows does not matter where it is the same in the result.
   const auto dense = at::infer_dense_strides(sizes, given);
-  const bool by_rows = dense.back() == 1 && mayBe(dense);
-  const auto strides = by_rows ? dense : c10::TensorType::contiguousStridesOf(sizes);
-  if (!mayBe(strides)) {
-    throw CompileError{"a root-mean-square norm whose result does not lie by rows"};
-  }
+  const bool by_rows = (dense[found.dim] == 1 || sizes[found.dim] == 1) && mayBe(dense);
+  const auto strides = by_rows ? dense : stridesByRows(sizes, found.dim);
   const auto type = *draft_.request.facts->tensor(found.data).dtype;
-  step.inputs.push_back(areSameStrides(sizes, given, strides) ? data
-                        : by_rows                             ? withoutGaps(data, type)
-                                                              : copied(data, found.data));
-  if (found.weight != nullptr) {
-    step.inputs.push_back(parameter(found.weight));
+  if (!areSameStrides(sizes, given, strides)) {
+    data = by_rows ? withoutGaps(data, type)
+                   : copied(data, strided(found.data->unique(), type, sizes, strides), type);
   }
-  draft_.addResult(step, strided(result->unique(), *facts.dtype, sizes, strides));
-  const auto columns = sizes.back();
-  const auto kernel = [&]<typename T, typename R>(T, R) -> Plan::Kernel {
-    return {[rows = c10::multiply_integers(sizes) / columns, columns,
-             epsilon = static_cast<float>(found.epsilon)](auto from, auto to) {
-              rmsNormRows(static_cast<const T*>(from[0]), rows, columns, epsilon,
-                          from.size() > 1 ? static_cast<const float*>(from[1]) : nullptr,
-                          static_cast<R*>(to[0]));
-            },
-            "rms_norm", "llga_rms_norm"};
+  Plan::Step step;
+  step.inputs.push_back(data);
+  std::array<size_t, 2> parameters{};
+  const auto bindLine = [&](size_t i, const std::pair<Slot, Layout>& line) {
+    parameters[i] = step.inputs.size();
+    step.inputs.push_back(line);
   };
-  step.kernel = type == at::kBFloat16           ? kernel(Bfloat16{}, Bfloat16{})
-                : *facts.dtype == at::kBFloat16 ? kernel(float{}, Bfloat16{})
-                                                : kernel(float{}, float{});
+  if (found.weight != nullptr) {
+    bindLine(0, parameter(found.weight));
+  } else if (found.factor.defined()) {
+    bindLine(0, keptAsFloats(0, found.factor));
+  }
+  if (found.addend.defined()) {
+    bindLine(1, keptAsFloats(0, found.addend));
+  }
+  const auto layout = strided(result->unique(), *facts.dtype, sizes, strides);
+  const bool moves = !mayBe(strides);
+  if (moves) {
+    step.outputs.emplace_back(draft_.temporary(layout), layout);
+  } else {
+    draft_.addResult(step, layout);
+  }
+  step.kernel = {[kernel = found.kernel, parameters](auto from, auto to) {
+                   const auto at = [&](size_t i) {
+                     return i != 0 ? static_cast<const float*>(from[i]) : nullptr;
+                   };
+                   kernel.run(from[0], at(parameters[0]), at(parameters[1]), to[0]);
+                 },
+                 nameOf(found.kernel.kind), "llga_" + std::string(nameOf(found.kernel.kind))};
   draft_.plan->steps.push_back(std::move(step));
+  if (moves) {
+    Plan::Step copy;
+    copy.inputs.push_back(draft_.plan->steps.back().outputs[0]);
+    const auto to = strided(result->unique(), *facts.dtype, sizes, *facts.strides);
+    draft_.addResult(copy, to);
+    copy.kernel = copyBetween(layout, to, *facts.dtype);
+    draft_.plan->steps.push_back(std::move(copy));
+  }
+  draft_.plan->takes_non_finite = true;
 }
 
 void UnloweredSteps::rotary(const FoundRotary& found) {

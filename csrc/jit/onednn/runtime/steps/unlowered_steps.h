@@ -22,9 +22,9 @@ class UnloweredSteps : public StepMaker {
   // the kernel does not take, or the result has to lie in another one.
   void groupNorm(const FoundGroupNorm& found);
 
-  // One step for a group that is a root-mean-square norm, behind another one if its rows do not lie
-  // one behind the other.
-  void rmsNorm(const FoundRmsNorm& found);
+  // One step for a group that is a norm of rows, behind one that copies them to lie one behind the
+  // other if they do not, and before one that copies the result if it has to lie otherwise.
+  void rowNorm(const FoundRowNorm& found);
 
   void rotary(const FoundRotary& found);
 
