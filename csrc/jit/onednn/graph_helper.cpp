@@ -518,28 +518,30 @@ class BlockPartitioner {
   // our own kernels, and adds their nodes to `taken`.
   void findOwn(const AliasDb& aliases, const std::unordered_set<const Node*>& integer_feeders,
                std::unordered_set<const Node*>& taken) {
-    for (const auto* node : block_->nodes()) {
-      auto members = ownNorm(node, facts_);
-      if (members.empty()) {
-        members = ownRotary(node, facts_);
-      }
-      if (members.empty() &&
-          (isOwnRecurrent(node, facts_) || isOwnLookup(node) || isOwnVariance(node, facts_) ||
-           isOwnResampling(node, facts_) || isOwnPadding(node, facts_))) {
-        members = {node};
-      }
+    const auto propose = [&](const std::vector<const Node*>& members) {
       const bool free = std::none_of(members.begin(), members.end(), [&](const Node* member) {
         return aliases.hasWriters(member) || integer_feeders.count(member) != 0 ||
                taken.count(member) != 0;
       });
       if (members.empty() || !free) {
-        continue;
+        return;
       }
       taken.insert(members.begin(), members.end());
       auto& proposal = own_.emplace_back();
       proposal.compute = 1;
       for (const auto* member : members) {
         proposal.nodes.push_back(const_cast<Node*>(member));
+      }
+    };
+    for (const auto* node : block_->nodes()) {
+      const auto members = ownNorm(node, facts_);
+      propose(members.empty() ? ownRotary(node, facts_) : members);
+    }
+    // Behind these, which may have one of them inside.
+    for (const auto* node : block_->nodes()) {
+      if (isOwnRecurrent(node, facts_) || isOwnLookup(node) || isOwnVariance(node, facts_) ||
+          isOwnResampling(node, facts_) || isOwnPadding(node, facts_)) {
+        propose({node});
       }
     }
   }

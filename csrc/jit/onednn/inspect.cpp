@@ -75,6 +75,11 @@ std::string groupName(const Graph& subgraph) {
     }
   }
   auto& names = computing.empty() ? views : computing;
+  if (names.empty()) {  // what only a kernel of our own computes
+    for (const auto* node : computations(subgraph)) {
+      names.push_back(shortName(node));
+    }
+  }
   constexpr size_t kShown = 6;
   if (names.size() > kShown + 1) {
     const auto left_out = names.size() - kShown;

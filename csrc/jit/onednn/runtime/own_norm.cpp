@@ -266,8 +266,12 @@ std::optional<FoundRowNorm> findRowNorm(const Graph& subgraph, const Facts& fact
   }
   for (auto node = nodes.begin(); node != nodes.end() && !found; ++node) {
     const auto written = normAround(*node, facts);
-    if (written && written->nodes.size() == nodes.size() &&
-        behind(subgraph.outputs()[0]) == behind(written->result)) {
+    const bool is_all = written && behind(subgraph.outputs()[0]) == behind(written->result) &&
+                        std::all_of(nodes.begin(), nodes.end(), [&](const Node* member) {
+                          const auto& of_norm = written->nodes;
+                          return std::find(of_norm.begin(), of_norm.end(), member) != of_norm.end();
+                        });
+    if (is_all) {
       found = rowNormOf(*written, facts);
     }
   }

@@ -2,6 +2,9 @@
 
 #include <c10/util/accumulate.h>
 
+#include <string>
+
+#include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/compile.h"
 #include "jit/onednn/runtime/own_kernels.h"
 
@@ -11,6 +14,16 @@ namespace {
 const Symbol& kind() {
   static const auto kind = Symbol::aten("upsample_bilinear2d");
   return kind;
+}
+
+bool resizes(const Node* node) {
+  const std::string name = node->kind().toUnqualString();
+  return node->kind().is_aten() && name.rfind("upsample_", 0) == 0 && findOp(node) != nullptr;
+}
+
+bool alignsCorners(const Node* node, const Facts& facts) {
+  return node->kind() == kind() &&
+         facts.constant(node->namedInput("align_corners")) == c10::IValue(true);
 }
 
 Resampling kernelFor(at::ScalarType type, const Shape& sizes, const Shape& result,
@@ -23,19 +36,18 @@ Resampling kernelFor(at::ScalarType type, const Shape& sizes, const Shape& resul
 }  // namespace
 
 bool isOwnResampling(const Node* node, const Facts& facts) {
-  if (node->kind() != kind() || !ownKernelsAnywhere()) {
+  if (!ownKernelsAnywhere() || !resizes(node)) {
     return false;
   }
-  const auto type = facts.tensor(node->input(0)).dtype.value_or(at::kFloat);
-  const auto aligns = facts.constant(node->namedInput("align_corners"));
-  return (type == at::kFloat || type == at::kBFloat16) && aligns && aligns->isBool() &&
-         aligns->toBool();
+  const auto data = facts.tensor(node->input(0));
+  const auto type = data.dtype.value_or(at::kFloat);
+  return (type == at::kFloat || type == at::kBFloat16) &&
+         (alignsCorners(node, facts) || !data.sizes);
 }
 
 std::optional<FoundResampling> findResampling(const Graph& subgraph, const Facts& facts) {
   const auto* node = soleComputation(subgraph);
-  if (node == nullptr || node->kind() != kind() ||
-      facts.constant(node->namedInput("align_corners")) != c10::IValue(true)) {
+  if (node == nullptr || !alignsCorners(node, facts)) {
     return std::nullopt;
   }
   const auto data = facts.tensor(node->input(0));

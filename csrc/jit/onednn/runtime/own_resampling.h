@@ -12,8 +12,9 @@
 
 namespace llga {
 
-// Whether `node` is aten::upsample_bilinear2d of float32 or bfloat16 numbers that aligns corners,
-// which oneDNN's does not.
+// Whether `node` resizes float32 or bfloat16 images, and is no node for oneDNN's partitions: it is
+// aten::upsample_bilinear2d and aligns corners, which oneDNN's does not, or nothing knows the
+// images' sizes before the group is compiled.
 bool isOwnResampling(const Node* node, const Facts& facts);
 
 struct FoundResampling {
