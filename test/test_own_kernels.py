@@ -23,6 +23,7 @@ from llga_fuser import _models
 from util import (
     MODES,
     TOLERANCES,
+    Tolerance,
     assert_same,
     autocast_bf16,
     check,
@@ -1429,7 +1430,7 @@ RMS = {
     "heads_behind_a_group": Rms(f"h = x.relu().exp().transpose(1, 2)\n{BY_HAND}", (2, 7, 4, 48)),
     "heads_of_a_part": Rms(f"h = x[..., 3:51].transpose(1, 2)\n{BY_HAND}", (2, 7, 4, 60)),
     "expanded": Rms(f"h = x.expand(5, 9, 48)\n{BY_HAND}", (9, 48)),
-    "columns": Rms(f"h = x.mT\n{BY_HAND}", (48, 7), own=False),
+    "columns": Rms(f"h = x.mT\n{BY_HAND}", (48, 7)),
     "one_row": Rms("return self.n(x)", (48,)),
     "root_is_read": Rms(
         "r = torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)\nreturn x * r, r", own=False
@@ -1438,7 +1439,7 @@ RMS = {
         "h = x.double()\nreturn (h * torch.rsqrt(h.pow(2).mean(-1, True) + 1e-5)).to(x.dtype)",
         own=False,
     ),
-    "other_dim": Rms("return x * torch.rsqrt(x.pow(2).mean(1, True) + 1e-5)", own=False),
+    "other_dim": Rms("return x * torch.rsqrt(x.pow(2).mean(1, True) + 1e-5)"),
     "cube": Rms("return x * torch.rsqrt(x.abs().pow(3).mean(-1, True) + 1e-5)", own=False),
     "other_data": Rms("return x.relu() * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5)", own=False),
 }
@@ -1463,6 +1464,181 @@ def test_rms_norm(case: str, mode: str) -> None:
     with torch.no_grad():
         found = "llga_rms_norm" in kernels_of(to_script(m, [x]), x)
     assert found == (c.own and has_own_kernels())
+
+
+class Written(NamedTuple):
+    """A norm that is written out; w and b are a weight and a bias of its dimension."""
+
+    kernel: str  # "" if none of our own computes it
+    code: str
+    size: tuple[int, ...] = (2, 24, 9, 7)
+    dim: int = 1
+
+
+CENTRED = "u = x.mean(1, True)\nv = (x - u).pow(2).mean(1, True)\n"
+VARIED = "u, v = x.mean(1, True), x.var(1, unbiased=False, keepdim=True)\n"
+AFFINE = "return self.w[:, None, None] * x + self.b[:, None, None]"
+WRITTEN = {
+    # As in ConvNeXt, in lucidrains' networks, in Restormer.
+    "layer_norm": Written("layer_norm", f"{CENTRED}x = (x - u) / torch.sqrt(v + 1e-6)\n{AFFINE}"),
+    "layer_norm_by_variance": Written(
+        "layer_norm", f"{VARIED}x = (x - u) / (v + 1e-5).sqrt()\n{AFFINE}"
+    ),
+    "layer_norm_by_root": Written(
+        "layer_norm", f"{VARIED}x = (x - u) * (v + 1e-5).rsqrt()\n{AFFINE}"
+    ),
+    "layer_norm_of_rows": Written(
+        "layer_norm",
+        "u, v = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)\n"
+        "return (x - u) / torch.sqrt(v + 1e-5) * self.w + self.b",
+        (2, 9, 40),
+        -1,
+    ),
+    "layer_norm_alone": Written("layer_norm", f"{CENTRED}return (x - u) * torch.rsqrt(v + 1e-6)"),
+    "layer_norm_and_gelu": Written(
+        "layer_norm",
+        f"{CENTRED}x = (x - u) / torch.sqrt(v + 1e-6)\n{AFFINE}".replace(
+            "return ", "return F.gelu("
+        )
+        + ")",
+    ),
+    "layer_norm_of_many": Written(
+        "layer_norm", f"{CENTRED}x = (x - u) / torch.sqrt(v + 1e-6)\n{AFFINE}", (1, 300, 40, 50)
+    ),
+    "rms_norm": Written(
+        "rms_norm",
+        "v = x.pow(2).mean(1, keepdim=True)\n"
+        "return F.silu(x * torch.rsqrt(v + 1e-6) * self.w.reshape(1, -1, 1, 1))",
+    ),
+    "rms_norm_divided": Written(
+        "rms_norm", "return torch.relu(x / torch.sqrt((x * x).mean(1, True) + 1e-6))"
+    ),
+    "normalize": Written("normalize", "return F.normalize(x, dim=1)"),
+    "normalize_and_scale": Written(
+        "normalize", "return F.normalize(x, dim=1) * self.w[:, None, None] * 5.0"
+    ),
+    "normalize_rows": Written("normalize", "return F.normalize(x, dim=-1)", (3, 33), -1),
+    "length": Written(
+        "normalize", "return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)", (3, 33), -1
+    ),
+    # Of a sample; outside of the root; over two dimensions; of other numbers.
+    "sample": Written(
+        "", "u, v = x.mean(1, True), x.var(1, keepdim=True)\nreturn (x - u) / torch.sqrt(v + 1e-5)"
+    ),
+    "outside": Written("", f"{VARIED}return (x - u) / (torch.sqrt(v) + 1e-5)"),
+    "other_mean": Written("", f"{VARIED}return (x - x.mean(2, True)) / torch.sqrt(v + 1e-5)"),
+    "variance_is_read": Written("", f"{CENTRED}return (x - u) / torch.sqrt(v + 1e-6), v"),
+    "absolute": Written(
+        "", "return x / torch.linalg.vector_norm(x, 1, dim=-1, keepdim=True)", (3, 33), -1
+    ),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("case", WRITTEN)
+def test_norms_that_are_written_out(case: str, mode: str) -> None:
+    """From outside, and between convolutions, whose images are channels last."""
+    c = WRITTEN[case]
+    channels = c.size[c.dim]
+    w, b = torch.rand(channels) + 0.5, torch.randn(channels)
+    m = net(c.code, w=w, b=b).eval()
+    x = torch.randn(c.size)
+    # An error of bfloat16 before the norm is one of the variance behind it: eager rounds each step.
+    tol = Tolerance(8 * 2.0**-8) if mode in ("bf16", "autocast") else None
+    check(m, [x], **MODES[mode], tol=tol, fallbacks=True)
+    if mode == "traced":
+        with torch.no_grad():
+            found = kernels_of(to_script(m, [x]), x)
+        assert (f"llga_{c.kernel}" in found) == (bool(c.kernel) and has_own_kernels()), found
+    if len(c.size) == 4:
+        convs = {"c": nn.Conv2d(4, channels, 1), "d": nn.Conv2d(channels, 3, 1)}
+        code = f"x = self.c(x)\n{c.code}"
+        if c.kernel:
+            code = code.replace("return ", "return self.d(") + ")"
+        m = net(code, w=w, b=b, **convs).eval()
+        check(m, [torch.randn(c.size[0], 4, *c.size[2:])], **MODES[mode], tol=tol)
+
+
+@pytest.mark.parametrize("case", [case for case, c in WRITTEN.items() if c.kernel])
+def test_norms_of_special_values(case: str) -> None:
+    """A row with one that is not finite is as in eager; others are not touched."""
+    c = WRITTEN[case]
+    channels = c.size[c.dim]
+    m = net(c.code, w=torch.rand(channels) + 0.5, b=torch.randn(channels)).eval()
+    for value in (math.nan, math.inf, -math.inf, 0.0):
+        x = torch.randn(c.size)
+        x.select(c.dim, 0).fill_(value)
+        x.movedim(c.dim, -1)[-1, ..., :] = 0  # and rows without length or variance
+        check(m, [x], fallbacks=True)  # before ReLU, and other ops that lose NaN in oneDNN
+
+
+class PaddedBy(NamedTuple):
+    """What is padded, with what, and whether our own kernel does it."""
+
+    code: str
+    size: tuple[int, ...] = (2, 5, 9, 7)
+    own: bool = True
+
+
+PADDED_BY = {
+    "reflect": PaddedBy("F.pad(x, (1, 2, 3, 4), mode='reflect')"),
+    "replicate": PaddedBy("F.pad(x, (10, 2, 0, 4), mode='replicate')"),
+    "circular": PaddedBy("F.pad(x, (7, 2, 3, 9), mode='circular')"),
+    "constant": PaddedBy("F.pad(x, (1, 2, 3, 4), value=-1.5)"),
+    "infinite": PaddedBy("F.pad(x, (1, 2, 3, 4), value=float('-inf'))"),
+    "rows": PaddedBy("F.pad(x, (0, 0, 3, 1), mode='reflect')"),
+    "columns": PaddedBy("F.pad(x, (2, 0), value=3.0)"),
+    "channels": PaddedBy("F.pad(x, (0, 0, 0, 0, 2, 3))"),
+    "all": PaddedBy("F.pad(x, (1, 0, 0, 2, 2, 3, 1, 1), value=0.5)"),
+    "module": PaddedBy("nn.ReflectionPad2d(2)(x)"),
+    "sequence": PaddedBy("F.pad(x, (3, 2), mode='reflect')", (2, 3, 11)),
+    "volume": PaddedBy("F.pad(x, (1, 2, 3, 0, 1, 1), mode='replicate')", (2, 3, 4, 5, 6)),
+    "volume_of_ones": PaddedBy("F.pad(x, (1, 2, 3, 0, 1, 1), value=1.0)", (1, 3, 4, 5, 6)),
+    "one_pixel": PaddedBy("F.pad(x, (1, 2, 3, 0), mode='replicate')", (2, 3, 1, 1)),
+    "many": PaddedBy("F.pad(x, (3, 3, 3, 3), mode='reflect')", (3, 32, 60, 70)),
+    "cropped": PaddedBy("F.pad(x, (-1, 2), value=2.0)", own=False),
+    "nothing": PaddedBy("F.pad(x, (0, 0, 0, 0), value=2.0)", own=False),
+    "integers": PaddedBy("F.pad((x > 0).long(), (1, 2))", own=False),
+}
+
+
+@pytest.mark.usefixtures("all_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", PADDED_BY)
+def test_padding(case: str, dtype: torch.dtype) -> None:
+    """Numbers are moved, and stay what they are."""
+    c = PADDED_BY[case]
+    m = net(c.code).eval()
+    exact = Tolerance(0.0)
+    layouts = ("contiguous", "channels_last", "gaps") if len(c.size) == 4 else ("contiguous",)
+    for layout in layouts:
+        x = images(c.size, layout) if len(c.size) == 4 else torch.randn(c.size)
+        if layout == "contiguous":
+            x[..., ::3] = math.nan
+        check(m, [x], dtype=dtype, tol=exact)
+        with torch.no_grad():
+            x = x.to(dtype)
+            found = kernels_of(to_script(m, [x]), x)
+        assert ("llga_padding" in found) == (c.own and has_own_kernels()), found
+    if len(c.size) == 4 and case != "integers":
+        channels = m(torch.zeros(c.size)).shape[1]
+        parts = {"c": nn.Conv2d(3, c.size[1], 1), "d": nn.Conv2d(channels, 4, 2)}
+        m = net(f"x = F.relu(self.c(x))\nreturn self.d(torch.clamp({c.code}, -2, 2))", **parts)
+        check(m.eval(), [torch.randn(c.size[0], 3, *c.size[2:])], dtype=dtype)
+
+
+def test_padding_by_more_than_there_is() -> None:
+    """PyTorch's error, also where an earlier call had sizes that are large enough."""
+    m = net("F.pad(F.relu(x), (4, 4), mode='reflect')").eval()
+    script = to_script(m, [torch.randn(1, 3, 9)])
+    with torch.no_grad():
+        for _ in range(3):
+            script(torch.randn(1, 3, 9))
+        with pytest.raises(RuntimeError, match=r"[Pp]adding size"):
+            script(torch.randn(1, 3, 4))
+        x = torch.randn(1, 3, 9)
+        assert_same(script(x), m(x))
 
 
 class Embedded(NamedTuple):

@@ -30,6 +30,7 @@ from util import (
     has_own_attention,
     has_own_kernels,
     net,
+    to_script,
     walk,
 )
 
@@ -50,6 +51,7 @@ PASSES = [
     "widen_bfloat16",
     "widen_quantized",
     "drop_casts",
+    "drop_copies",
     "sequences_as_images",
     "merge_parts",
     "merge_branches",
@@ -1519,6 +1521,73 @@ def test_drop_casts_back(rest: str, results: str, dropped: bool) -> None:
     graph = after("drop_casts", with_sum(rest, results))
     casts = [n for n in walk(graph) if n.kind() == "aten::to"]
     assert len(casts) == (1 if dropped else 2), graph
+
+
+PARTS_IN_FLOAT = {
+    "some": ("torch.cat((y[:, :4], self.d(y[:, 4:]).float()), 1)", "cat batch_norm"),
+    "all": ("torch.cat((y[:, :4].float(), self.d(y[:, 4:]).float()), 1)", "cat batch_norm"),
+    "one_is_wide": ("torch.cat((y[:, :4], self.d(y[:, 4:]).float() + w), 1)", "batch_norm"),
+}
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+@pytest.mark.parametrize("case", PARTS_IN_FLOAT)
+def test_drop_casts_of_parts(case: str, rounded: bool) -> None:
+    """What is concatenated is widened behind, and a batch norm reads what is not widened."""
+    code, fused = PARTS_IN_FLOAT[case]
+    n = nn.BatchNorm2d(8)
+    nn.init.uniform_(n.weight, 0.5, 1.5)
+    nn.init.uniform_(n.running_var, 0.5, 2.0)
+    m = net(
+        f"y = self.c(x)\nw = y.sum().float()\ny = self.n({code})\n"
+        f"return {'self.e(y)' if rounded else 'y'}",
+        c=nn.Conv2d(3, 8, 1), d=nn.Conv2d(4, 4, 3, padding=1, groups=4), e=nn.Conv2d(8, 5, 1), n=n,
+    ).eval()  # fmt: skip
+    check(m, [torch.randn(2, 3, 9, 8)], autocast=True, fused=fused if fuses(torch.bfloat16) else "")
+
+
+PLANES = "y = self.a(x).permute(0, 3, 1, 2).contiguous()\n"
+ROWS = "return self.b({}.permute(0, 2, 3, 1).contiguous())"
+COPIED = {
+    "convolutions": (f"{PLANES}{ROWS.format('self.d(F.gelu(self.c(y)))')}", True),
+    "parts": (
+        f"{PLANES}p, q = y.chunk(2, 1)\n{ROWS.format('(self.c(torch.cat((q, p), 1)) * y)')}",
+        True,
+    ),
+    "norm": (f"{PLANES}y = y + y.mean((2, 3), True)\nreturn self.b(y.permute(0, 2, 3, 1))", True),
+    "sizes": (f"{PLANES}return self.b(y.permute(0, 2, 3, 1)) * (y.shape[2] * y.shape[0])", True),
+    "pixels": (f"{PLANES}return self.b(self.c(y).flatten(2).transpose(1, 2))", True),
+    "view": (f"{PLANES}return self.b(self.c(y).view(x.shape[0], 16, -1).mT)", False),
+    "result": (f"{PLANES}return self.c(y)", False),
+    "also_a_result": (f"{PLANES}{ROWS.format('self.c(y)')}, y", False),
+    "written_to": (f"{PLANES}z = y[:, :3]\nz.mul_(2)\n{ROWS.format('self.c(y)')}", False),
+    "other_order": (
+        f"{PLANES.replace('0, 3, 1, 2', '0, 3, 2, 1')}{ROWS.format('self.c(y)')}",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["traced", "scripted", "autocast"])
+@pytest.mark.parametrize("case", COPIED)
+def test_drop_copies(case: str, mode: str) -> None:
+    code, dropped = COPIED[case]
+    m = net(
+        code, a=nn.Linear(8, 16), b=nn.Linear(16, 8), c=nn.Conv2d(16, 16, 3, padding=1),
+        d=nn.Conv2d(16, 16, 1),
+    ).eval()  # fmt: skip
+    x = torch.randn(2, 9, 7, 8)
+    how = {"scripted": mode == "scripted", "autocast": mode == "autocast"}
+    graph = to_script(m, [x], **how).inlined_graph.copy()
+    _C.run_pass("remove_mutation", graph)
+    before = copies_in(graph)
+    _C.run_pass("drop_copies", graph)
+    assert before - copies_in(graph) == dropped, graph
+    check(m, [x], **how)
+
+
+def copies_in(graph: Any) -> int:
+    return sum(node.kind() == "aten::contiguous" for node in walk(graph))
 
 
 POOLED = """

@@ -57,6 +57,9 @@ const std::vector<PassEntry>& passes() {
       {"drop_casts", dropCasts,
        "after fold_constants and normalize_ops, which leave more types known; before fusing, which "
        "stops at casts"},
+      {"drop_copies", dropCopies,
+       "after drop_casts and restore_attention, which knows attention with its copies; before all "
+       "that looks at images"},
       {"sequences_as_images", sequencesAsImages,
        "after drop_casts, as it moves casts; before all that looks at images"},
       {"merge_parts", mergeParts,

@@ -7,7 +7,8 @@
 // from an infinite one), so values are looked at where they enter a chain of groups, once: inside
 // the chain only fusion groups touch them, and a group that fell back marks what it returns where
 // that is not finite.
-// What overflows inside a chain is not seen.
+// What overflows inside a chain is not seen. Nor do its kernels multiply infinities by a share of 0
+// where they interpolate, which gives NaN in eager.
 //
 // With AMX, oneDNN's convolution of bfloat16 images of up to four channels multiplies pixels beside
 // a window of several by zeros (3.2 and 3.12, so eager's as well): a NaN spreads. What it reads is
@@ -47,10 +48,16 @@ const std::unordered_set<Symbol>& kinds(const char* list) {
   return it->second;
 }
 
+// Resizing that our own kernels compute, as eager does.
+bool alignsCorners(const Node* node) {
+  static const auto kBilinear = Symbol::aten("upsample_bilinear2d");
+  return node->kind() == kBilinear && isTrue(node->namedInput("align_corners"));
+}
+
 bool contains(const Node* group, const std::unordered_set<Symbol>& wanted) {
   for (const auto* node : group->g(torch::jit::attr::Subgraph)->nodes()) {
     // GELU's tanh form is made of ops that keep NaN.
-    if (wanted.count(node->kind()) != 0 && !isTanhGelu(node)) {
+    if (wanted.count(node->kind()) != 0 && !isTanhGelu(node) && !alignsCorners(node)) {
       return true;
     }
   }
@@ -95,6 +102,7 @@ class Guard {
     return kinds(
         "relu relu6 hardtanh clamp clamp_min clamp_max gelu hardsigmoid exp max_pool1d max_pool2d "
         "max_pool3d max_pool2d_with_indices max min amax amin maximum minimum "
+        "upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
         "quantize_per_tensor quantize_per_channel");
   }
 

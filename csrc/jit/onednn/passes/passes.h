@@ -28,6 +28,7 @@ void sinkPermute(const GraphPtr& graph);
 void widenBfloat16(const GraphPtr& graph);
 void widenQuantized(const GraphPtr& graph);
 void dropCasts(const GraphPtr& graph);
+void dropCopies(const GraphPtr& graph);
 void sequencesAsImages(const GraphPtr& graph);
 void mergeParts(const GraphPtr& graph);
 void mergeBranches(const GraphPtr& graph);

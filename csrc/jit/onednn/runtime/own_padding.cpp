@@ -56,11 +56,17 @@ std::optional<double> numberOf(const Node* node, const Facts& facts) {
   return value->isNone() ? 0 : value->toScalar().toDouble();
 }
 
-// As few as PyTorch allows, and no negative ones.
+// As a node gives them, the last dimension's first; nothing if they are not known.
+std::optional<Shape> padsOf(const Node* node, const Facts& facts) {
+  const auto pads =
+      facts.constant(node->namedInput(node->hasNamedInput("pad") ? "pad" : "padding"));
+  return pads && pads->isIntList() ? std::optional(pads->toIntVector()) : std::nullopt;
+}
+
+// As few as PyTorch allows.
 bool isAllowed(Padding::Mode mode, const Padding::Dimension& d) {
   const auto most = std::max(d.before, d.after);
-  return std::min(d.before, d.after) >= 0 &&
-         !(mode == Padding::Mode::reflect && most >= d.size && most > 0) &&
+  return !(mode == Padding::Mode::reflect && most >= d.size && most > 0) &&
          !(mode == Padding::Mode::circular && most > d.size);
 }
 
@@ -70,9 +76,12 @@ bool isOwnPadding(const Node* node, const Facts& facts) {
   if (!ownKernelsAnywhere() || !modeOf(node, facts) || !numberOf(node, facts)) {
     return false;
   }
+  const auto pads = padsOf(node, facts);
+  const bool pad = pads && std::any_of(pads->begin(), pads->end(), [](int64_t n) { return n > 0; });
+  const bool cut = pads && std::any_of(pads->begin(), pads->end(), [](int64_t n) { return n < 0; });
   const auto type = facts.tensor(node->input(0)).dtype.value_or(at::kFloat);
   const auto& uses = node->output()->uses();
-  return (type == at::kFloat || type == at::kBFloat16) &&
+  return pad && !cut && (type == at::kFloat || type == at::kBFloat16) &&
          std::none_of(uses.begin(), uses.end(),
                       [&](const auto& use) { return paddingOf(use.user) == node; });
 }
@@ -84,24 +93,21 @@ std::optional<FoundPadding> findPadding(const Graph& subgraph, const Facts& fact
     return std::nullopt;
   }
   const auto data = facts.tensor(node->input(0));
-  const auto pads =
-      facts.constant(node->namedInput(node->hasNamedInput("pad") ? "pad" : "padding"));
   FoundPadding found{*mode, {}, *numberOf(node, facts), node->input(0), node->output()};
   for (const auto size : *data.sizes) {
     found.dimensions.push_back({size, 0, 0});
   }
-  const auto list = pads && pads->isIntList() ? pads->toIntVector() : Shape{};
+  const auto list = *padsOf(node, facts);
   for (size_t i = 0; i + 1 < list.size() && i / 2 < found.dimensions.size(); i += 2) {
     auto& dimension = found.dimensions[found.dimensions.size() - 1 - i / 2];
     dimension = {dimension.size, list[i], list[i + 1]};
   }
   const bool allowed =
       std::all_of(found.dimensions.begin(), found.dimensions.end(),
-                  [&](const Padding::Dimension& d) { return isAllowed(*mode, d); }) &&
-      std::any_of(list.begin(), list.end(), [](int64_t pad) { return pad != 0; });
+                  [&](const Padding::Dimension& d) { return isAllowed(*mode, d); });
   if (!allowed || c10::multiply_integers(*data.sizes) == 0 ||
       facts.tensor(found.result).dtype != data.dtype) {
-    throw CompileError{"padding by nothing, or of an empty tensor, or that cuts off"};
+    throw CompileError{"padding of an empty tensor, or by more than it has"};
   }
   return found;
 }

@@ -26,6 +26,7 @@ constexpr double kWorthALook = 100e-6;      // seconds of one run
 constexpr double kWithoutProducts = 20e-6;  // likewise: to look at a softmax takes less
 constexpr double kSlow = 4;                 // times as long as the subgraph
 constexpr double kWhile = 50e-3;            // seconds of all runs
+constexpr double kMuch = 20;                // times as long: whatever else the processors do
 constexpr double kFewProducts = 5e8;        // in a second and thread: a reference kernel's
 
 std::atomic<bool>& checking() {
@@ -172,11 +173,12 @@ CheckedPlan compileChecked(CompileRequest request, const torch::jit::Stack& inpu
   if (once < (products ? kWorthALook : kWithoutProducts)) {
     return {plan};
   }
-  if (contentionAssumed().load().value_or(first.contention.isHigh())) {
-    return {plan, /*doubtful=*/true};
-  }
   // What either took may be mostly that it ran for the first time.
   auto known = first.seconds;
+  const bool surely_slow = products && once > kWhile && once > kMuch * known;
+  if (contentionAssumed().load().value_or(first.contention.isHigh()) && !surely_slow) {
+    return {plan, /*doubtful=*/true};
+  }
   const auto usual = kFewProducts * request.threads * once;
   if (products && once < known && multiplicationsOf(*request.subgraph, *request.facts) > usual) {
     return {plan};

@@ -6,7 +6,8 @@
 // only where that takes several times as long as the subgraph did are both measured again, and a
 // plan whose binary ops are not fused to others is tried. What was found of a group is true of
 // those that are like it, as the layers of a network are: they are not measured. While others keep
-// the processors busy nothing is known of either: each waits for threads that wait for a processor.
+// the processors busy nothing is known of either, but where one takes far longer: each waits for
+// threads that wait for a processor.
 // Set-up code; any thread may call.
 #pragma once
 
