@@ -135,6 +135,17 @@ bool isPointwise(const OpSpec& op, const LoweredGraph& graph, at::ScalarType typ
          op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
 }
 
+// Of images of this type, by a window that is as large as they are: a linear layer of all numbers
+// of an image.
+bool isOfWholeImages(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
+  const Shape ones{1, 1};
+  const Shape none{0, 0};
+  return isImageConvolution(op, graph, type) && op.get_attr<int64_t>(Attr::groups) == 1 &&
+         pair(*op.inputs()[1].sizes) == pair(*op.inputs()[0].sizes) &&
+         op.get_attr<Shape>(Attr::dilations) == ones &&
+         op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
+}
+
 // Of float32 images of a few planes, by a small square window; their strides are not known yet.
 std::optional<Expansion::First> firstConvolution(const OpSpec& op, const LoweredGraph& graph) {
   if (!isDenseConvolution(op, graph)) {
@@ -954,7 +965,8 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
     return operand.dtype == at::kBFloat16 && operand.sizes && !operand.sizes->empty();
   };
   const auto isConstant = constantsOf(graph);
-  const bool image = isPointwise(product, graph, at::kBFloat16);
+  const bool whole = isOfWholeImages(product, graph, at::kBFloat16);
+  const bool image = whole || isPointwise(product, graph, at::kBFloat16);
   const auto& inputs = product.inputs();
   if ((!image && (product.kind() != OpKind::MatMul || isSet(product, Attr::transpose_a))) ||
       !isNarrow(inputs[0]) || !isNarrow(inputs[1]) || !isConstant(inputs[1]) ||
@@ -966,8 +978,8 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
       {}, {},       product.outputs()[0]};
   const auto& weight = *found.weight.sizes;
   auto& kernel = found.kernel;
-  kernel.inputs = weight[found.outputs_last ? 0 : 1];
   kernel.outputs = weight[found.outputs_last ? 1 : 0];
+  kernel.inputs = c10::multiply_integers(weight) / kernel.outputs;
   kernel.rows = c10::multiply_integers(*found.data.sizes) / kernel.inputs;
   constexpr int64_t kMostOfImages = int64_t{1} << 29;  // products; else see tiledConvolution()
   if (image && kernel.rows * kernel.inputs * kernel.outputs > kMostOfImages) {

@@ -250,9 +250,13 @@ bool ProductSteps::narrowLinear(const Ops& ops) {
   if (!strides || (findReleasable(weight) && !kernel.isRow())) {
     return false;
   }
-  const auto matrix = found->outputs_last ? weight : matrixOf(weight);
+  // A row is read as its weight lies; so all numbers of an image are, plane by plane.
+  const bool planes = image && kernel.isRow();
+  const auto matrix = found->outputs_last ? weight
+                      : planes            ? weight.flatten(1).t()
+                                          : matrixOf(weight);
   Plan::Step step;
-  bindDataRows(step, image, found->data);
+  bindDataRows(step, image && !planes, found->data);
   if (kernel.isRow()) {
     const auto rows = matrix.t().contiguous();  // as most models have it
     bind(step, draft_.keep(rows),
