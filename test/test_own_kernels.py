@@ -1641,6 +1641,22 @@ def test_padding_by_more_than_there_is() -> None:
         assert_same(script(x), m(x))
 
 
+@pytest.mark.parametrize("mode", ["traced", "bf16", "autocast"])
+@pytest.mark.parametrize("function", ["F.relu({})", "F.gelu({})", "{}"])
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_windows_of_whole_images(stride: int, images: int, function: str, mode: str) -> None:
+    """A linear layer of all numbers of an image, as VGG's first ones are in timm."""
+    m = net(
+        f"y = {function.format('self.c(F.relu(self.a(x)))')}\nreturn self.d(y)",
+        a=nn.Conv2d(3, 96, 1), c=nn.Conv2d(96, 2000, (5, 7), stride), d=nn.Conv2d(2000, 10, 1),
+    ).eval()  # fmt: skip
+    x = torch.randn(images, 3, 5, 7)
+    check(m, [x], **MODES[mode])
+    if mode == "bf16" and images == 1 and has_own_kernels() and fuses(torch.bfloat16):
+        assert "llga_gemv" in kernels_of(m.bfloat16(), x.bfloat16())[1]
+
+
 class Embedded(NamedTuple):
     """A rotary position embedding of x, maybe of a view of it."""
 

@@ -1556,6 +1556,13 @@ COPIED = {
     ),
     "norm": (f"{PLANES}y = y + y.mean((2, 3), True)\nreturn self.b(y.permute(0, 2, 3, 1))", True),
     "sizes": (f"{PLANES}return self.b(y.permute(0, 2, 3, 1)) * (y.shape[2] * y.shape[0])", True),
+    "of_convolution": (
+        (
+            f"{PLANES.replace('.contiguous()', '')}z = F.relu(self.c(y)).contiguous()\n"
+            f"{ROWS.format('self.d(torch.cat((z[:, :8], y[:, 8:]), 1))')}"
+        ),
+        True,
+    ),
     "pixels": (f"{PLANES}return self.b(self.c(y).flatten(2).transpose(1, 2))", True),
     "view": (f"{PLANES}return self.b(self.c(y).view(x.shape[0], 16, -1).mT)", False),
     "result": (f"{PLANES}return self.c(y)", False),

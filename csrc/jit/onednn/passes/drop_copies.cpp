@@ -12,7 +12,8 @@
 //   %5 : Tensor = aten::permute(%4, [0, 2, 3, 1])
 //   %6 : Tensor = aten::contiguous(%5, 0)
 //
-// Convolutions' kernels like it better, and the copy back, if there is one, has nothing to do.
+// Convolutions' kernels like it better, and the copy back, if there is one, has nothing to do. So
+// it is with a copy of what a convolution or its like computes, which has nothing to do in eager.
 //
 // Strides change up to what makes them the same again, so only where nobody could tell: neither a
 // view that needs its memory in an order (aten::view raises an error for others), nor the caller,
@@ -33,13 +34,6 @@ namespace {
 using torch::jit::AliasDb;
 namespace aten = torch::jit::aten;
 namespace prim = torch::jit::prim;
-
-// A copy to planes of what lies as if it was channels last.
-bool copiesToPlanes(const Node* node) {
-  const auto* source = node->input(0)->node();
-  return source->kind() == aten::permute &&
-         intsOf(source->input(1)) == std::vector<int64_t>{0, 3, 1, 2};
-}
 
 bool isContiguous(const Node* node) {
   return node->kind() == aten::contiguous &&
@@ -115,12 +109,24 @@ bool anyOrderDoes(const Value* value, const AliasDb& aliases) {
   return true;
 }
 
+// A copy to planes of what lies as if it was channels last, or may be.
+bool copiesToPlanes(const Node* node) {
+  if (!isContiguous(node)) {
+    return false;
+  }
+  const auto* source = node->input(0)->node();
+  const bool computed = isConvolution(source) || isActivation(source) || isBinary(source) ||
+                        source->kind() == aten::batch_norm || source->kind() == aten::cat;
+  return computed || (source->kind() == aten::permute &&
+                      intsOf(source->input(1)) == std::vector<int64_t>{0, 3, 1, 2});
+}
+
 }  // namespace
 
 void dropCopies(const GraphPtr& graph) {
   std::vector<Node*> found;
   walk(graph->block(), [&](Node* node) {
-    if (isContiguous(node) && copiesToPlanes(node)) {
+    if (copiesToPlanes(node)) {
       found.push_back(node);
     }
   });
