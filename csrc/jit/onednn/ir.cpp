@@ -147,6 +147,20 @@ const Value* behind(const Value* value) {
   return value;
 }
 
+const Node* readerOf(const Value* value) {
+  const Node* found = nullptr;
+  for (const auto& use : value->uses()) {
+    if (use.user->kind() == asTargetKind() && use.offset == 1) {
+      continue;  // reads no numbers, and comes along
+    }
+    if (found != nullptr || use.user->owningBlock() != value->node()->owningBlock()) {
+      return nullptr;
+    }
+    found = use.user;
+  }
+  return found;
+}
+
 bool onlyGroupsRead(const Value* value) {
   const auto& uses = value->uses();
   return !uses.empty() && std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {

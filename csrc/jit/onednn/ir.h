@@ -106,6 +106,10 @@ inline bool isFusionGroup(const Node* node) { return node->kind() == fusionGroup
 // True if something reads `value`, and only groups in its own block do.
 bool onlyGroupsRead(const Value* value);
 
+// What alone reads the numbers of the value, in its block; null if there is no such node, or
+// another one reads its sizes.
+const Node* readerOf(const Value* value);
+
 // Records why `node` is not in a fusion group. The last reason wins: it is the final one.
 void refuse(Node* node, const std::string& reason);
 

@@ -25,22 +25,6 @@ const Value* belowCasts(const Value* value, Nodes& casts) {
   return value;
 }
 
-// What alone reads the numbers of the value, in its block; null if there is no such node, or
-// another one reads its sizes.
-const Node* soleReader(const Value* value) {
-  const Node* found = nullptr;
-  for (const auto& use : value->uses()) {
-    if (use.user->kind() == asTargetKind() && use.offset == 1) {
-      continue;  // reads no numbers, and comes along
-    }
-    if (found != nullptr || use.user->owningBlock() != value->node()->owningBlock()) {
-      return nullptr;
-    }
-    found = use.user;
-  }
-  return found;
-}
-
 // The part of a norm whose statistics are of the data: up to the division.
 class Core {
  public:
@@ -307,7 +291,7 @@ bool isActivation(const Node* node) {
 void takeTail(WrittenNorm& found, Nodes& nodes, const Facts& facts) {
   const auto sizes = facts.tensor(found.data).sizes;
   for (;;) {
-    const auto* next = soleReader(found.result);
+    const auto* next = readerOf(found.result);
     if (next == nullptr || next->outputs().size() != 1) {
       return;
     }

@@ -54,22 +54,6 @@ std::optional<End> endOf(const Node* node, const Facts& facts) {
   }
 }
 
-// What alone reads the numbers of the value, in its block; null if there is no such node, or
-// another one reads its sizes.
-const Node* soleReader(const Value* value) {
-  const Node* found = nullptr;
-  for (const auto& use : value->uses()) {
-    if (use.user->kind() == asTargetKind() && use.offset == 1) {
-      continue;  // reads no numbers, and comes along
-    }
-    if (found != nullptr || use.user->owningBlock() != value->node()->owningBlock()) {
-      return nullptr;
-    }
-    found = use.user;
-  }
-  return found;
-}
-
 // A weight or bias that a kernel can take: a constant, or dense numbers of float32. Throws
 // CompileError.
 void requireParameter(const Value* value, const Facts& facts) {
@@ -200,7 +184,7 @@ std::vector<const Node*> ownNorm(const Node* node, const Facts& facts) {
       !(isOf(node->input(0), at::kFloat) || isOf(node->input(0), at::kBFloat16))) {
     return {};
   }
-  const auto* next = soleReader(node->output());
+  const auto* next = readerOf(node->output());
   if (next != nullptr && next->input(0) == node->output() && endOf(next, facts)) {
     return {node, next};
   }
