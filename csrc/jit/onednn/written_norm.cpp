@@ -295,6 +295,10 @@ void takeTail(WrittenNorm& found, Nodes& nodes, const Facts& facts) {
     if (next == nullptr || next->outputs().size() != 1) {
       return;
     }
+    const auto type = facts.tensor(next->output()).dtype.value_or(at::kFloat);
+    if (type != at::kFloat && type != at::kBFloat16) {
+      return;
+    }
     const bool scales = next->kind() == aten::mul && !found.addend.defined();
     const bool adds = next->kind() == aten::add && !found.addend.defined() &&
                       facts.constant(next->input(2)) == c10::IValue(1);
@@ -306,10 +310,6 @@ void takeTail(WrittenNorm& found, Nodes& nodes, const Facts& facts) {
     } else if (found.activation == nullptr && isActivation(next)) {
       found.activation = next;
     } else if (!isCast(next)) {
-      return;
-    }
-    const auto type = facts.tensor(next->output()).dtype.value_or(at::kFloat);
-    if (type != at::kFloat && type != at::kBFloat16) {
       return;
     }
     nodes.insert(next);
