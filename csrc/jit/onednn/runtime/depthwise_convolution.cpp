@@ -53,7 +53,10 @@ bool DepthwiseConvolution::isSupported() const {
   const bool has_gaps = dilation[0] > 1 || dilation[1] > 1;
   const bool interleaved = multiplier >= 2 && multiplier <= 4;  // vector_loops has these
   constexpr int64_t kSmall = 1 << 17;  // products that take less time than oneDNN's call does
-  const bool pays = has_gaps || isLong() || products() <= kSmall;
+  constexpr int64_t kAvx512 = 16;      // numbers of a vector
+  // oneDNN's kernels widen each number of bfloat16 once for each column of the window.
+  const bool widens = narrow && stride == 1 && window[0] >= 5 && width == kAvx512;
+  const bool pays = has_gaps || isLong() || widens || products() <= kSmall;
   return (interleaved || (multiplier == 1 && pays)) && (dilation[1] == 1 || stride == 1) &&
          channels % width == 0 && depthwise::kernels().find(window[0], window[1], stride);
 }

@@ -1,7 +1,7 @@
 // A depthwise convolution of channels-last images that makes several channels of each one (Keras'
 // depth multiplier; FastViT, MobileCLIP, where they halve the image), or whose window has gaps
 // (dilation: networks for sound, segmentation) or is one long row (QuartzNet, Conformer), or that
-// is small, and maybe ReLU or its like.
+// is small, or of bfloat16 by 5 x 5 or 7 x 7 pixels with AVX-512, and maybe ReLU or its like.
 //
 // oneDNN's depthwise kernels make one channel of each; for more it has those for groups, which
 // compute one group after the other, vectors of which are nearly empty: 10 times as long. So it
