@@ -6,6 +6,7 @@
 
 #include "jit/onednn/ops/op_table.h"
 #include "jit/onednn/runtime/compile.h"
+#include "jit/onednn/runtime/engine.h"
 #include "jit/onednn/runtime/own_kernels.h"
 
 namespace llga {
@@ -41,8 +42,11 @@ bool isOwnResampling(const Node* node, const Facts& facts) {
   }
   const auto data = facts.tensor(node->input(0));
   const auto type = data.dtype.value_or(at::kFloat);
-  return (type == at::kFloat || type == at::kBFloat16) &&
-         (alignsCorners(node, facts) || !data.sizes);
+  if (type != at::kFloat && type != at::kBFloat16) {
+    return false;
+  }
+  const bool lowers = type == at::kFloat || supportsBf16();  // what our kernel leaves to oneDNN
+  return alignsCorners(node, facts) || (!data.sizes && lowers);
 }
 
 std::optional<FoundResampling> findResampling(const Graph& subgraph, const Facts& facts) {
