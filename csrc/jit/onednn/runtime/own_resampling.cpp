@@ -45,7 +45,9 @@ bool isOwnResampling(const Node* node, const Facts& facts) {
   if (type != at::kFloat && type != at::kBFloat16) {
     return false;
   }
-  const bool lowers = type == at::kFloat || supportsBf16();  // what our kernel leaves to oneDNN
+  // What our kernel leaves to oneDNN: nothing but sizes may be unknown without kernels for
+  // bfloat16.
+  const bool lowers = data.dtype == at::kFloat || supportsBf16();
   return alignsCorners(node, facts) || (!data.sizes && lowers);
 }
 
