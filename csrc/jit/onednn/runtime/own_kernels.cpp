@@ -126,24 +126,24 @@ bool isProductOf(const OpSpec& op, const Operand& a, const Operand& b) {
                                            (factors[0].id == b.id && factors[1].id == a.id));
 }
 
-// Of images of this type, over one pixel at a time.
-bool isPointwise(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
-  const Shape ones{1, 1};
+// Of images of this type, of all channels together and without padding.
+bool isPlain(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
   const Shape none{0, 0};
   return isImageConvolution(op, graph, type) && op.get_attr<int64_t>(Attr::groups) == 1 &&
-         pair(*op.inputs()[1].sizes) == pair(ones) && op.get_attr<Shape>(Attr::strides) == ones &&
          op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
 }
 
-// Of images of this type, by a window that is as large as they are: a linear layer of all numbers
-// of an image.
-bool isOfWholeImages(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
+// Such, over one pixel at a time.
+bool isPointwise(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
   const Shape ones{1, 1};
-  const Shape none{0, 0};
-  return isImageConvolution(op, graph, type) && op.get_attr<int64_t>(Attr::groups) == 1 &&
-         pair(*op.inputs()[1].sizes) == pair(*op.inputs()[0].sizes) &&
-         op.get_attr<Shape>(Attr::dilations) == ones &&
-         op.get_attr<Shape>(Attr::pads_begin) == none && op.get_attr<Shape>(Attr::pads_end) == none;
+  return isPlain(op, graph, type) && pair(*op.inputs()[1].sizes) == pair(ones) &&
+         op.get_attr<Shape>(Attr::strides) == ones;
+}
+
+// Such, by a window that is as large as the images are: a linear layer of all numbers of an image.
+bool isOfWholeImages(const OpSpec& op, const LoweredGraph& graph, at::ScalarType type) {
+  return isPlain(op, graph, type) && pair(*op.inputs()[1].sizes) == pair(*op.inputs()[0].sizes) &&
+         op.get_attr<Shape>(Attr::dilations) == Shape{1, 1};
 }
 
 // Of float32 images of a few planes, by a small square window; their strides are not known yet.
@@ -965,8 +965,8 @@ std::optional<FoundNarrowLinear> narrowLinear(const Ops& ops, const LoweredGraph
     return operand.dtype == at::kBFloat16 && operand.sizes && !operand.sizes->empty();
   };
   const auto isConstant = constantsOf(graph);
-  const bool whole = isOfWholeImages(product, graph, at::kBFloat16);
-  const bool image = whole || isPointwise(product, graph, at::kBFloat16);
+  const bool image =
+      isPointwise(product, graph, at::kBFloat16) || isOfWholeImages(product, graph, at::kBFloat16);
   const auto& inputs = product.inputs();
   if ((!image && (product.kind() != OpKind::MatMul || isSet(product, Attr::transpose_a))) ||
       !isNarrow(inputs[0]) || !isNarrow(inputs[1]) || !isConstant(inputs[1]) ||
